@@ -1,0 +1,1 @@
+"""What a model is: parts, how they compose, and the readers that build them from a config.json."""

@@ -1,0 +1,164 @@
+"""A model as composition: parts before the layers, kinds of layer with how often each occurs, parts after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gambrel.types import Cache, GambrelError, Numerics, Op, Step, Tensor
+from gambrel.units import Num, minimum, total
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gambrel.model.parts import Part
+
+
+@dataclass(frozen=True)
+class Block:
+    """One kind of layer: its parts in order, and how many layers are like it."""
+
+    name: str
+    parts: tuple[Part, ...]
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How a mixture of experts routes, for active parameters: E experts, k of them per token."""
+
+    n_experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Arch:
+    """A decoder: `first` (embeddings), `blocks`, `last` (final norm, output head), and `extras` beside the text path.
+
+    max_context: the longest context that the model was made for [token]; None where the config does not say.
+    divisors: what tensor parallelism must divide, by name (query heads, KV heads, widths).
+    """
+
+    first: tuple[Part, ...]
+    blocks: tuple[Block, ...]
+    last: tuple[Part, ...]
+    extras: tuple[Part, ...] = ()
+    experts: Experts | None = None
+    max_context: int | None = None
+    n_heads: int = 1
+    n_kv_heads: int = 1
+    widths: tuple[int, ...] = ()
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(block.count for block in self.blocks)
+
+    def _parts(self) -> Iterator[tuple[Part, int, str]]:
+        for part in self.first:
+            yield part, 1, "embedding"
+        for block in self.blocks:
+            for part in block.parts:
+                yield part, block.count, block.name
+        for part in self.last:
+            yield part, 1, "head"
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every weight tensor, equal ones together with their number."""
+        for part, count, _ in self._parts():
+            for tensor in part.tensors():
+                yield tensor if count == 1 else replace(tensor, copies=tensor.copies * count)
+        for part in self.extras:
+            yield from part.tensors()
+
+    def ops(self, step: Step, numerics: Numerics) -> list[Op]:
+        """Every operator of one forward pass, equal ones together with their number."""
+        return [
+            Op(op.name, op.role, op.dtype, op.cost, op.count * count, op.shape, name, op.ways, op.kv_ways)
+            for part, count, name in self._parts()
+            for op in part.ops(step, numerics)
+        ]
+
+    def caches(self, numerics: Numerics) -> list[tuple[Cache, int]]:
+        """What each kind of layer keeps per sequence, with the number of such layers."""
+        found = ((part.cache(numerics), count) for part, count, _ in self._parts())
+        return [(cache, count) for cache, count in found if cache is not None]
+
+
+def params_total(tensors: Iterable[Tensor]) -> int:
+    """All parameters; tied ones once."""
+    return sum(t.params * t.copies for t in tensors)
+
+
+def params_gemm(tensors: Iterable[Tensor]) -> int:
+    """Parameters that take part in the matrix products of a text token: all layer matrices and the output head."""
+    return sum(t.params * t.copies for t in tensors if t.gemm and t.streamed)
+
+
+def params_by_group(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Parameters by what they are for."""
+    groups: dict[str, int] = {}
+    for t in tensors:
+        groups[t.group] = groups.get(t.group, 0) + t.params * t.copies
+    return groups
+
+
+def params_active(arch: Arch, tensors: Iterable[Tensor]) -> int:
+    """All parameters minus those of the routed experts that a token does not use."""
+    tensors = list(tensors)
+    if arch.experts is None:
+        return params_total(tensors)
+    experts = params_by_group(tensors).get("experts", 0)
+    return params_total(tensors) - experts // arch.experts.n_experts * (arch.experts.n_experts - arch.experts.top_k)
+
+
+def weight_bytes(tensors: Iterable[Tensor], streamed_only: bool = False, tp: int = 1) -> Num:
+    """Bytes of the weights on one of `tp` devices; streamed_only leaves out what a step of text does not read."""
+    return total(
+        _part_of(t.stored_bytes * t.copies, tp, t.ways) for t in tensors if t.streamed or not streamed_only
+    )
+
+
+def _part_of(amount: Num, devices: int, ways: int | None) -> Num:
+    split = devices if ways is None else min(devices, ways)
+    return amount if split == 1 else amount // split if isinstance(amount, int) and amount % split == 0 else amount / split
+
+
+def kv_bytes_per_token(caches: Iterable[tuple[Cache, int]], tp: int = 1) -> Num:
+    """Bytes one more token of context takes, every layer counted as growing (as a paged engine reserves it)."""
+    return total(_part_of(cache.bytes_per_token * count, tp, cache.ways) for cache, count in caches)
+
+
+def state_bytes(caches: Iterable[tuple[Cache, int]], context_tokens: Num, tp: int = 1, windowed: bool = True) -> Num:
+    """Bytes that one sequence of `context_tokens` keeps; windowed layers keep min(s, W) tokens, or s as reserved."""
+    return total(
+        _part_of(
+            (
+                cache.bytes_per_token
+                * (context_tokens if cache.window is None or not windowed else minimum(context_tokens, cache.window))
+                + cache.fixed_bytes
+            )
+            * count,
+            tp,
+            cache.ways,
+        )
+        for cache, count in caches
+    )
+
+
+def check_tp(arch: Arch, tp: int) -> None:
+    """Raise GambrelError unless tensor parallelism over `tp` devices divides the heads and widths of the model.
+
+    KV heads may be replicated: tp must divide them or be a multiple of them.
+    """
+    possible = [n for n in range(1, arch.n_heads + 1) if _divides(arch, n)]
+    if tp not in possible:
+        raise GambrelError(
+            f"--tp {tp} cannot split {arch.n_heads} query heads and {arch.n_kv_heads} KV heads; "
+            f"possible here: {', '.join(map(str, possible))}"
+        )
+
+
+def _divides(arch: Arch, tp: int) -> bool:
+    kv = arch.n_kv_heads
+    return arch.n_heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and all(width % tp == 0 for width in arch.widths)

@@ -1,0 +1,464 @@
+"""The table of model families: each row says how one family's config.json becomes parts.
+
+To add a family, add a row (and a part where the layer does something new). Defaults are those of the family's own
+configuration class in transformers 5.24; keys without a default here must be in the config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gambrel.model.builder import Builder, Family, Layer, MoE
+from gambrel.model.fields import ConfigError, Fields
+from gambrel.model.parts import Elementwise, Extra, Linear, Part, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Layer patterns -------------------------------------------------------------------------------
+
+
+def _typed(b: Builder, window: int | None, otherwise: list[Layer]) -> list[Layer]:
+    """Layers by `layer_types` where the config has it, else the family's own pattern."""
+    types = b.fields.list("layer_types", None, length=b.n_layers)
+    if types is None:
+        return otherwise
+    for kind in types:
+        b.fields.choice("layer_types", kind, ("full_attention", "sliding_attention"))
+    if window is None and "sliding_attention" in types:
+        raise ConfigError("layer_types has sliding_attention but sliding_window is missing or null")
+    return [Layer(window if kind == "sliding_attention" else None) for kind in types]
+
+
+def _window(f: Fields, key: str = "sliding_window", absent: int | None = None) -> int | None:
+    """The window; an explicit null is no window, an absent key is the family's default."""
+    return f.int(key, None) if key in f.data else absent
+
+
+def _all_windowed(absent: int | None) -> Any:
+    def layers(b: Builder) -> list[Layer]:
+        window = _window(b.fields, absent=absent)
+        return _typed(b, window, [Layer(window)] * b.n_layers)
+
+    return layers
+
+
+def _every(period_key: str, default: int, window_default: int) -> Any:
+    """Every n-th layer is full, the others windowed."""
+
+    def layers(b: Builder) -> list[Layer]:
+        window = _window(b.fields, absent=window_default)
+        period = b.fields.int(period_key, default)
+        pattern = [Layer(window if (i + 1) % period else None) for i in range(b.n_layers)]
+        return _typed(b, window, pattern)
+
+    return layers
+
+
+def _qwen_windows(b: Builder) -> list[Layer]:
+    """Windows only with use_sliding_window, in the layers from max_window_layers on."""
+    f = b.fields
+    on = f.flag("use_sliding_window", False)
+    window = _window(f, absent=4096)
+    edge = f.int("max_window_layers", 28, low=0)
+    if not on:
+        f.list("layer_types", None, length=b.n_layers)
+        return [Layer()] * b.n_layers
+    return _typed(b, window, [Layer(window if i >= edge else None) for i in range(b.n_layers)])
+
+
+def _qwen_sparse(b: Builder) -> list[Layer]:
+    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
+    f = b.fields
+    dense, step = f.list("mlp_only_layers", []), f.int("decoder_sparse_step", 1)
+    window = _window(f, absent=4096)
+    window = window if f.flag("use_sliding_window", False) else None
+    f.int("max_window_layers", 28, low=0)
+    return [Layer(window, sparse=i not in dense and (i + 1) % step == 0) for i in range(b.n_layers)]
+
+
+def _all_sparse(b: Builder) -> list[Layer]:
+    return [Layer(_window(b.fields), sparse=True)] * b.n_layers
+
+
+def _gpt_oss_layers(b: Builder) -> list[Layer]:
+    layers = _every("sliding_window_period", 2, 128)(b)
+    return [Layer(layer.window, sparse=True) for layer in layers]
+
+
+def _deepseek_layers(b: Builder) -> list[Layer]:
+    """The first layers are dense, then every moe_layer_freq-th has experts."""
+    f = b.fields
+    first, step = f.int("first_k_dense_replace", low=0), f.int("moe_layer_freq", 1)
+    predict = f.int("num_nextn_predict_layers", 0, low=0)
+    if predict:
+        b.notes.append(f"num_nextn_predict_layers = {predict}: multi-token-prediction weights are not counted")
+    return [Layer(sparse=i >= first and i % step == 0) for i in range(b.n_layers)]
+
+
+# Feed-forward slots ---------------------------------------------------------------------------
+
+
+def _sparse_or_dense(spec: Any) -> Any:
+    def ffn(b: Builder, layer: Layer, path: str) -> Part:
+        return b.moe(path, spec(b)) if layer.sparse else b.dense(path)
+
+    return ffn
+
+
+def _qwen3_experts(b: Builder) -> MoE:
+    f = b.fields
+    return MoE(f.int("num_experts"), f.int("num_experts_per_tok"), f.int("moe_intermediate_size"))
+
+
+def _qwen2_experts(b: Builder) -> MoE:
+    f = b.fields
+    shared = f.int("shared_expert_intermediate_size", low=0)
+    width = f.int("moe_intermediate_size")
+    return MoE(f.int("num_experts"), f.int("num_experts_per_tok"), width, shared, shared_gate=True)
+
+
+def _mixtral_experts(b: Builder) -> MoE:
+    f = b.fields
+    return MoE(f.int("num_local_experts"), f.int("num_experts_per_tok"), f.int("intermediate_size"))
+
+
+def _deepseek_experts(b: Builder) -> MoE:
+    f = b.fields
+    width = f.int("moe_intermediate_size")
+    shared = f.int("n_shared_experts", 0, low=0) or 0
+    return MoE(f.int("n_routed_experts"), f.int("num_experts_per_tok"), width, shared * width)
+
+
+def _gpt_oss_experts(b: Builder) -> MoE:
+    f = b.fields
+    return MoE(
+        f.int("num_local_experts"),
+        f.int("num_experts_per_tok"),
+        f.int("intermediate_size"),
+        bias=True,
+        router_bias=True,
+        fused=True,
+    )
+
+
+# Shapes that need more than key names ---------------------------------------------------------
+
+
+def _four_times(b: Builder) -> None:
+    b.width = b.width or 4 * b.hidden
+
+
+def _falcon(b: Builder) -> None:
+    """KV heads as the model uses them: num_kv_heads counts only in the new decoder architecture."""
+    f = b.fields
+    new = f.flag("new_decoder_architecture", False)
+    parallel = f.flag("parallel_attn", True)
+    multi_query = f.flag("multi_query", True)
+    stated = f.int("num_kv_heads", b.n_heads)
+    b.n_kv = stated if new else 1 if multi_query else b.n_heads
+    two_norms = f.int("num_ln_in_parallel_attn", 2 if new else 1) == 2 if new else not parallel
+    b.layout = "pre" if two_norms else "parallel"
+    b.rotary = not f.flag("alibi", False)
+    _four_times(b)
+
+
+def _neox(b: Builder) -> None:
+    b.fields.flag("use_parallel_residual", True)
+
+
+def _opt(b: Builder) -> None:
+    b.norms = b.fields.flag("layer_norm_elementwise_affine", True)
+
+
+# Parts before the layers ----------------------------------------------------------------------
+
+
+def _gpt2_first(b: Builder) -> tuple[Part, ...]:
+    """A learned position table beside the token table."""
+    places = Table("embed_positions", b.fields.int("max_position_embeddings"), b.hidden, b.base)
+    return (b.table(), places, Elementwise("add_positions", b.hidden))
+
+
+def _opt_first(b: Builder) -> tuple[Part, ...]:
+    """OPT: two more positions than the context, and a projection where the table is narrower than the layers."""
+    narrow = b.fields.int("word_embed_proj_dim", b.hidden)
+    places = Table("embed_positions", b.fields.int("max_position_embeddings") + 2, b.hidden, b.base)
+    if narrow == b.hidden:
+        return (b.table(), places, Elementwise("add_positions", b.hidden))
+    project = b.linear("model.decoder.project_in", "embedding", narrow, b.hidden)
+    return (b.table(narrow), project, places, Elementwise("add_positions", b.hidden))
+
+
+def _opt_last(b: Builder) -> tuple[Part, ...]:
+    """No final norm where the norms stand after the layers; the projection back to the narrow table."""
+    f = b.fields
+    narrow = f.int("word_embed_proj_dim", b.hidden)
+    final = f.flag("do_layer_norm_before", True) and not f.flag("_remove_final_layer_norm", False)
+    norm = (b.norm("final_layer_norm", last_rows=True),) if final else ()
+    project = () if narrow == b.hidden else (b.linear("model.decoder.project_out", "head", b.hidden, narrow),)
+    return (*norm, *project, b.head(narrow))
+
+
+def _bloom_first(b: Builder) -> tuple[Part, ...]:
+    return (b.table(), b.norm("word_embeddings_layernorm"))
+
+
+# Towers beside the text path ------------------------------------------------------------------
+
+
+def _siglip(top: Fields, b: Builder) -> tuple[Part, ...]:
+    """Gemma 3's SigLIP tower and its projector: weights that text does not read."""
+    v = top.nested("vision_config", defaults=_SIGLIP)
+    d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
+    patch, pixels = v.int("patch_size"), v.int("image_size")
+    v.choice("vision_use_head", v.flag("vision_use_head", True), (False,))
+    biased = ((patch * patch * v.int("num_channels"), d, 1), (d, d, 4 * n), (d, f, n), (f, d, n))
+    linears = tuple((Linear("vision", "vision", i, o, b.base, b.base), copies) for i, o, copies in biased)
+    projector = Linear("vision.projector", "vision", d, b.hidden, b.base)
+    norms = 4 * d * n + 2 * d + d
+    return (Extra("vision.vectors", "vision", (*linears, (projector, 1)), (pixels // patch) ** 2 * d + norms, b.base),)
+
+
+def _pixtral(top: Fields, b: Builder) -> tuple[Part, ...]:
+    """Mistral 3's Pixtral tower with its patch merger and projector."""
+    v = top.nested("vision_config", defaults=_PIXTRAL)
+    d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
+    patch, merge = v.int("patch_size"), top.int("spatial_merge_size", 2)
+    bias = b.base if top.flag("multimodal_projector_bias", False) else None
+    plain = ((patch * patch * v.int("num_channels"), d, 1), (d, d, 4 * n), (d, f, 3 * n), (d * merge * merge, d, 1))
+    linears = tuple((Linear("vision", "vision", i, o, b.base), copies) for i, o, copies in plain)
+    projector = tuple((Linear("vision.projector", "vision", i, b.hidden, b.base, bias), 1) for i in (d, b.hidden))
+    return (Extra("vision.vectors", "vision", (*linears, *projector), 2 * d * n + 2 * d, b.base),)
+
+
+_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_channels": 3,
+    "patch_size": 16,
+}
+
+# The table ------------------------------------------------------------------------------------
+
+_GPT_NAMES = {
+    "hidden_size": ("n_embd", "hidden_size"),
+    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
+    "num_attention_heads": ("n_head", "num_attention_heads"),
+    "intermediate_size": ("n_inner",),
+    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
+}
+_FALCON_NAMES = {
+    "hidden_size": ("hidden_size", "n_embed"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("ffn_hidden_size",),
+}
+_BLOOM_NAMES = {
+    "hidden_size": ("hidden_size", "n_embed"),
+    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
+    "num_attention_heads": ("n_head", "num_attention_heads"),
+    "intermediate_size": ("n_inner",),
+    "max_position_embeddings": ("seq_length",),
+}
+_OPT_NAMES = {"intermediate_size": ("ffn_dim",)}
+_GEMMA = {"head_dim": 256}
+_GEMMA3 = {
+    **_GEMMA,
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+
+_LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+_GEMMA3_TEXT = Family(
+    defaults=_GEMMA3,
+    layout="sandwich",
+    qk_norm="head",
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    tied=True,
+    layers=_every("sliding_window_pattern", 6, 4096),
+    names={"sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern")},
+)
+_DEEPSEEK = Family(
+    mixer=Builder.latent_attention,
+    layers=_deepseek_layers,
+    ffn=_sparse_or_dense(_deepseek_experts),
+    defaults={"first_k_dense_replace": 0},
+)
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": Family(layers=_all_windowed(4096), defaults={"num_key_value_heads": 8}),
+    "ministral3": Family(layers=_all_windowed(None)),
+    "mixtral": Family(
+        layers=_all_sparse, ffn=_sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}
+    ),
+    "qwen2": Family(qkv_bias=True, layers=_qwen_windows),
+    "qwen3": Family(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm="head",
+        layers=_qwen_windows,
+        defaults={"head_dim": 128},
+    ),
+    "qwen2_moe": Family(
+        qkv_bias="qkv_bias",
+        layers=_qwen_sparse,
+        ffn=_sparse_or_dense(_qwen2_experts),
+        defaults={"qkv_bias": True},
+    ),
+    "qwen3_moe": Family(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm="head",
+        layers=_qwen_sparse,
+        ffn=_sparse_or_dense(_qwen3_experts),
+    ),
+    "gemma": Family(
+        defaults=_GEMMA, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"
+    ),
+    "gemma2": Family(
+        defaults=_GEMMA,
+        layout="sandwich",
+        tied=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        layers=_every("sliding_window_period", 2, 4096),
+        names={"sliding_window": ("sliding_window", "sliding_window_size")},
+    ),
+    "gemma3_text": _GEMMA3_TEXT,
+    "phi3": Family(fused_qkv=True, fused_inner=True, layers=_all_windowed(None)),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "gpt_oss": Family(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        sinks=True,
+        layers=_gpt_oss_layers,
+        ffn=_sparse_or_dense(_gpt_oss_experts),
+        defaults={"attention_bias": True, "head_dim": 64},
+        names={"num_experts_per_tok": ("num_experts_per_tok", "experts_per_token")},
+    ),
+    "olmo2": Family(layout="post", qk_norm="full", qkv_bias="attention_bias", out_bias="attention_bias"),
+    "gpt2": Family(
+        names=_GPT_NAMES,
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        fused_qkv=True,
+        rotary=False,
+        tied=True,
+        shape=_four_times,
+        first=_gpt2_first,
+    ),
+    "opt": Family(
+        names=_OPT_NAMES,
+        norm="layer",
+        gated=False,
+        qkv_bias="enable_bias",
+        out_bias="enable_bias",
+        mlp_bias="enable_bias",
+        rotary=False,
+        tied=True,
+        shape=_opt,
+        first=_opt_first,
+        last=_opt_last,
+        defaults={"enable_bias": True},
+    ),
+    "falcon": Family(
+        names=_FALCON_NAMES,
+        norm="layer",
+        gated=False,
+        qkv_bias="bias",
+        out_bias="bias",
+        mlp_bias="bias",
+        fused_qkv=True,
+        tied=True,
+        shape=_falcon,
+    ),
+    "gpt_neox": Family(
+        norm="layer",
+        gated=False,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias=True,
+        fused_qkv=True,
+        shape=_neox,
+        defaults={"attention_bias": True},
+    ),
+    "bloom": Family(
+        names=_BLOOM_NAMES,
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        fused_qkv=True,
+        rotary=False,
+        tied=True,
+        shape=_four_times,
+        first=_bloom_first,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A config that holds a text config: the text family by default, and the towers beside it."""
+
+    text: str
+    towers: Callable[[Fields, Builder], tuple[Part, ...]]
+    tied: bool = False
+
+
+NESTED: dict[str, Nested] = {
+    "gemma3": Nested("gemma3_text", _siglip, tied=True),
+    "mistral3": Nested("mistral", _pixtral),
+}
+
+#: Class names of `architectures` and the model types that they go with; another known type beside one is an error.
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "LlamaForCausalLM": ("llama",),
+    "MistralForCausalLM": ("mistral",),
+    "MixtralForCausalLM": ("mixtral",),
+    "Qwen2ForCausalLM": ("qwen2",),
+    "Qwen3ForCausalLM": ("qwen3",),
+    "Qwen2MoeForCausalLM": ("qwen2_moe",),
+    "Qwen3MoeForCausalLM": ("qwen3_moe",),
+    "GemmaForCausalLM": ("gemma",),
+    "Gemma2ForCausalLM": ("gemma2",),
+    "Gemma3ForCausalLM": ("gemma3_text",),
+    "Gemma3ForConditionalGeneration": ("gemma3",),
+    "Mistral3ForConditionalGeneration": ("mistral3",),
+    "Phi3ForCausalLM": ("phi3",),
+    "DeepseekV2ForCausalLM": ("deepseek_v2",),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "kimi_k2"),
+    "GptOssForCausalLM": ("gpt_oss",),
+    "Olmo2ForCausalLM": ("olmo2",),
+    "GPT2LMHeadModel": ("gpt2",),
+    "OPTForCausalLM": ("opt",),
+    "FalconForCausalLM": ("falcon",),
+    "GPTNeoXForCausalLM": ("gpt_neox",),
+    "BloomForCausalLM": ("bloom",),
+    "MiniMaxM2ForCausalLM": ("minimax_m2",),
+}
