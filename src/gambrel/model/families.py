@@ -75,6 +75,7 @@ def _qwen_sparse(b: Builder) -> list[Layer]:
     window = _window(f, absent=4096)
     window = window if f.flag("use_sliding_window", False) else None
     f.int("max_window_layers", 28, low=0)
+    f.choice("use_qk_norm", f.flag("use_qk_norm", True), (True,))
     return [Layer(window, sparse=i not in dense and (i + 1) % step == 0) for i in range(b.n_layers)]
 
 

@@ -111,9 +111,10 @@ class Precision:
     def _stored_kv(self) -> Format:
         return FORMATS[self.scheme.kv] if self.scheme and self.scheme.kv else self.base
 
-    def __str__(self) -> str:
-        weights = self.override.name if self.override else self.scheme.name if self.scheme else self.base.name
-        return f"weights {weights}, KV {self.numerics().kv.name}"
+    @property
+    def weights_name(self) -> str:
+        """The dtype of the weights in one word: the override, the scheme, or the base dtype."""
+        return self.override.name if self.override else self.scheme.name if self.scheme else self.base.name
 
 
 def _marks(scheme: Scheme) -> dict[int, Any]:

@@ -1,0 +1,561 @@
+"""The command line: arguments in, a report out.
+
+argparse, because it is in the standard library and starts three times faster than the alternatives; a report has a
+start-up budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gambrel import units
+from gambrel.types import GambrelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gambrel.api import Model
+    from gambrel.cost.report import Options, Report
+    from gambrel.show.tables import Table
+    from gambrel.types import Device
+
+FINE, NO, WRONG = 0, 1, 2
+FORMATS = ("text", "json", "csv", "markdown")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: one line of help, an example, what adds its options, what runs it (returns the exit status)."""
+
+    help: str
+    example: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0 fine, 1 the answer is no (--strict), 2 wrong input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in COMMANDS:
+        name, *rest = arguments
+        args = _command_parser(name).parse_args(rest)
+        return _guarded(COMMANDS[name].run, args)
+    parser = _top_parser()
+    parser.parse_args(arguments)
+    parser.print_help()
+    return FINE
+
+
+def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    try:
+        status = run(args)
+        sys.stdout.flush()
+        return status
+    except GambrelError as error:
+        print(f"gambrel: {error}", file=sys.stderr)
+        return WRONG
+    except BrokenPipeError:
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Wide option columns, text kept as written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:<11}{command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "gambrel",
+        usage="gambrel COMMAND …",
+        formatter_class=_Help,
+        description="How fast can this language model possibly run on this device, what limits it, and does it fit?",
+        epilog=f"commands:\n{commands}\n\nexample:\n  {COMMANDS['report'].example}\n\n"
+        "gambrel COMMAND --help shows the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("command", nargs="?", choices=list(COMMANDS), metavar="COMMAND", help="one of those below")
+    return parser
+
+
+def _version() -> str:
+    from gambrel import __version__
+
+    return f"gambrel {__version__}"
+
+
+def _command_parser(name: str) -> argparse.ArgumentParser:
+    command = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        f"gambrel {name}",
+        formatter_class=_Help,
+        description=command.help,
+        epilog=f"example:\n  {command.example}",
+    )
+    command.add(parser)
+    return parser
+
+
+# Argument types -------------------------------------------------------------------------------
+
+
+def _typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except units.UnitError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _whole(text: str) -> int:
+    value = units.parse(text, "token")
+    if value < 1 or value != int(value) or value > 10**12:
+        raise units.UnitError(f"{text!r} is not a whole number from 1; write for example 8, 8192 or 8K")
+    return int(value)
+
+
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(_whole(part) for part in text.split(",") if part.strip()) or (_whole(text),)
+
+
+def _context(text: str) -> int:
+    return 0 if text.strip() == "0" else _whole(text)
+
+
+def _contexts(text: str) -> tuple[int, ...]:
+    return tuple(_context(part) for part in text.split(","))
+
+
+def _share(text: str) -> float:
+    return units.parse(text, "1")
+
+
+def _bytes(text: str) -> float:
+    return units.parse(text, "byte")
+
+
+WHOLE, WHOLES, CONTEXTS, SHARE, BYTES = map(_typed, (_whole, _wholes, _contexts, _share, _bytes))
+
+
+# Shared options -------------------------------------------------------------------------------
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="config.json or its folder, a bundled name, or a hub id")
+    group = parser.add_argument_group("precision (by default what the config says)")
+    group.add_argument("--weight-dtype", metavar="D", help="fp32 bf16 fp16 fp8 int8 int4 mxfp4 nvfp4 nf4")
+    group.add_argument("--kv-dtype", metavar="D", help="fp32 bf16 fp16 fp8 int8 int4")
+    group.add_argument("--compute-dtype", metavar="D", help="what the matrix units multiply; picks the peak")
+
+
+def _add_device(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    group = parser.add_argument_group("device")
+    group.add_argument("--device", required=required, metavar="DEVICE", help="see gambrel devices, or your own .toml")
+    group.add_argument("--memory", metavar="SIZE", help="instead of the device's, such as 80GB or 64GiB")
+    group.add_argument("--bandwidth", metavar="RATE", help="instead of the device's, such as 3.0TB/s")
+    group.add_argument("--peak", action="append", default=[], metavar="D=RATE", help="such as bf16=800TFLOP/s")
+    group.add_argument("--tp", type=WHOLE, default=1, metavar="N", help="tensor parallel over N devices")
+    group.add_argument("--utilization", type=SHARE, default=0.9, metavar="X", help="share of memory used (0.9)")
+    group.add_argument("--reserve", type=BYTES, metavar="SIZE", help="kept for activations (1.24GB)")
+
+
+def _add_output(parser: argparse.ArgumentParser, explain: bool = True) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--format", choices=FORMATS, default="text", help="text (default), json, csv, markdown")
+    if explain:
+        group.add_argument("--explain", metavar="KEY", help="the formula of one number with the numbers put in")
+
+
+def _add_workload(parser: argparse.ArgumentParser, batches: str, contexts: str = "8192") -> None:
+    group = parser.add_argument_group("workload")
+    group.add_argument("--batch", type=WHOLES, default=_wholes(batches), metavar="N,…", help=f"sequences ({batches})")
+    group.add_argument(
+        "--context", type=CONTEXTS, default=_contexts(contexts), metavar="S,…", help=f"keys attended ({contexts})"
+    )
+
+
+# Loading and printing -------------------------------------------------------------------------
+
+
+def _load_model(args: argparse.Namespace) -> Model:
+    from gambrel.api import load_model
+
+    model = load_model(args.model, args.weight_dtype, args.kv_dtype, args.compute_dtype)
+    unread = model.reading.unread
+    if unread:
+        print(f"warning: config keys that gambrel does not know, which may matter: {', '.join(unread)}", file=sys.stderr)
+    return model
+
+
+def _load_device(args: argparse.Namespace, name: str | None = None) -> Device:
+    from gambrel.hardware.catalogue import DeviceOverrides, load_device
+
+    if name is not None:
+        return load_device(name)
+    return load_device(args.device, DeviceOverrides(args.memory, args.bandwidth, tuple(args.peak)))
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from gambrel.cost.report import Options
+
+    given = {
+        "batches": getattr(args, "batch", None),
+        "contexts": getattr(args, "context", None),
+        "prefills": getattr(args, "prefill", None),
+        "weights": getattr(args, "weights", None),
+        "logits": getattr(args, "logits", None),
+        "efficiency": getattr(args, "efficiency", None),
+        "reserve_bytes": args.reserve,
+        "tp": args.tp,
+        "utilization": args.utilization,
+    }
+    return Options(**{key: value for key, value in given.items() if value is not None})
+
+
+def _print_json(document: Any) -> None:
+    import json
+
+    json.dump(document, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _print_tables(args: argparse.Namespace, tables: Sequence[Table]) -> None:
+    from gambrel.show import tables as plain
+
+    print((plain.to_csv if args.format == "csv" else plain.to_markdown)(tables))
+
+
+def _show(args: argparse.Namespace, document: Callable[[], Any], tables: Callable[[], Sequence[Table]]) -> bool:
+    """Print what --format asks for; False where it asks for text, which each command prints itself."""
+    if args.format == "json":
+        _print_json(document())
+    elif args.format in ("csv", "markdown"):
+        _print_tables(args, tables())
+    else:
+        return False
+    return True
+
+
+def _explained(args: argparse.Namespace, report: Callable[[], Report]) -> bool:
+    """Print the explanation that --explain asks for."""
+    if not args.explain:
+        return False
+    from gambrel.cost.explain import explain
+
+    explanation = explain(args.explain, report())
+    if args.format == "json":
+        _print_json(vars(explanation))
+    else:
+        print(explanation)
+    return True
+
+
+# report ---------------------------------------------------------------------------------------
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_workload(parser, "1,8,64,256")
+    group = parser.add_argument_group("counting")
+    group.add_argument("--prefill", type=WHOLES, metavar="S,…", help="prompt lengths (8192)")
+    group.add_argument("--weights", choices=("streamed", "resident"), help="what a step reads (streamed)")
+    group.add_argument("--logits", choices=("last", "all"), help="prefill rows through the output head (last)")
+    group.add_argument("--efficiency", type=SHARE, metavar="X", help="share of peak for estimates (0.6)")
+    group.add_argument("--strict", action="store_true", help="exit 1 where a row does not fit or is beyond the context")
+    _add_output(parser)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from gambrel.cost.report import build_report
+
+    report = build_report(_load_model(args), _load_device(args), _options(args))
+    rows = (*report.decode, *report.prefill)
+    status = NO if args.strict and any(not row.fits or row.beyond_max_context for row in rows) else FINE
+    if _explained(args, lambda: report):
+        return status
+
+    def tables() -> Sequence[Table]:
+        from gambrel.show.report import report_tables
+
+        return report_tables(report)
+
+    if not _show(args, report.to_dict, tables):
+        from gambrel.show.text import print_report
+
+        print_report(report)
+    return status
+
+
+# params, ops ----------------------------------------------------------------------------------
+
+
+def _add_params(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--context", type=WHOLE, default=8192, metavar="S", help="for the cache of one sequence (8192)")
+    _add_output(parser)
+
+
+def _params(args: argparse.Namespace) -> int:
+    from gambrel.show import inventory
+
+    model = _load_model(args)
+
+    def report() -> Report:
+        from gambrel.cost.report import Options, build_report
+
+        device = _load_device(args, "h100-sxm")
+        return build_report(model, device, Options(contexts=(args.context,)))
+
+    if _explained(args, report):
+        return FINE
+    if not _show(args, lambda: inventory.params_dict(model, args.context), lambda: inventory.params_tables(model)):
+        inventory.print_params(model, args.context)
+    return FINE
+
+
+def _add_ops(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser, required=False)
+    group = parser.add_argument_group("workload (a decode step unless --prefill or --chunk)")
+    group.add_argument("--batch", type=WHOLE, default=1, metavar="N", help="sequences (1)")
+    group.add_argument("--context", type=_typed(_context), default=8192, metavar="S", help="keys attended (8192)")
+    group.add_argument("--prefill", type=WHOLE, metavar="S", help="a fresh prompt of S tokens instead")
+    group.add_argument("--chunk", type=WHOLE, metavar="Q", help="the last Q tokens of a prompt of --context tokens")
+    group.add_argument("--every-key", action="store_true", help="count masked scores too")
+    group.add_argument("--logits", choices=("last", "all"), default="last", help="rows through the head (last)")
+    _add_output(parser, explain=False)
+
+
+def _ops(args: argparse.Namespace) -> int:
+    from gambrel.cost.operators import op_rows
+    from gambrel.cost.roofline import shard
+    from gambrel.model.arch import check_tp
+    from gambrel.show import inventory
+    from gambrel.types import Step
+
+    new, context = (args.prefill, args.prefill) if args.prefill else (args.chunk or 1, args.context)
+    step = Step(args.batch, new, context, not args.every_key, args.logits)
+    model = _load_model(args)
+    check_tp(model.arch, args.tp)
+    if args.device:
+        from gambrel.cost.report import step_ops
+
+        device = _load_device(args)
+        rows = op_rows(step_ops(model, device, step, args.tp), device)
+    else:
+        device = None
+        rows = op_rows(shard(model.ops(step), args.tp), None)
+    tables = lambda: [inventory.ops_table(rows, device)]  # noqa: E731
+    if not _show(args, lambda: inventory.ops_dict(model, device, step, rows), tables):
+        from gambrel.show.text import console, print_tables
+
+        print_tables(console(), tables())
+    return FINE
+
+
+# roofline -------------------------------------------------------------------------------------
+
+
+def _add_roofline(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_workload(parser, "1,8,64")
+    parser.add_argument("--prefill", type=WHOLE, default=8192, metavar="S", help="prompt length (8192)")
+    parser.add_argument("--versus", action="append", default=[], metavar="DEVICE", help="another roof, in grey")
+    parser.add_argument("-o", "--output", metavar="FILE", default="roofline.svg", help=".svg .png .html .json")
+    _add_output(parser, explain=False)
+
+
+def _roofline(args: argparse.Namespace) -> int:
+    from gambrel.cost.points import Marks, roofline_plot
+    from gambrel.show import inventory
+
+    versus = tuple(_load_device(args, name) for name in args.versus)
+    marks = Marks(args.batch, args.context[0], args.prefill, versus, args.tp)
+    plot = roofline_plot(_load_model(args), _load_device(args), marks)
+    from gambrel.show.chart import roofline_chart
+
+    roofline_chart(plot).save(args.output)
+    print(f"wrote {args.output}", file=sys.stderr)
+    if not _show(args, lambda: inventory.plot_dict(plot), lambda: [inventory.plot_table(plot)]):
+        from gambrel.show.text import console, print_tables
+
+        print_tables(console(), [inventory.plot_table(plot)])
+    return FINE
+
+
+# crossover, fit, request ----------------------------------------------------------------------
+
+
+def _add_crossover(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    parser.add_argument("--context", type=WHOLES, default=(8192,), metavar="S,…", help="keys attended (8192)")
+    _add_output(parser)
+
+
+def _crossover(args: argparse.Namespace) -> int:
+    from gambrel.cost.report import build_report
+    from gambrel.show import answers
+
+    model, device = _load_model(args), _load_device(args)
+    options = [_options(argparse.Namespace(**{**vars(args), "context": (s,), "batch": (1,)})) for s in args.context]
+    reports = [build_report(model, device, each) for each in options]
+    if _explained(args, lambda: reports[0]):
+        return FINE
+    if not _show(args, lambda: answers.crossover_dict(reports), lambda: [answers.crossover_table(reports)]):
+        answers.print_crossover(reports)
+    return FINE
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_workload(parser, "1,8,64", "1024,8192,32768,131072")
+    parser.add_argument("--kv-budget", type=BYTES, metavar="SIZE", help="KV memory instead of what the device leaves")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every batch fits at every context")
+    _add_output(parser)
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from gambrel.cost.report import build_report, capacity
+    from gambrel.show import answers
+
+    model, device, options = _load_model(args), _load_device(args), _options(args)
+    room = capacity(model, device, options)
+    if args.kv_budget is not None:
+        from dataclasses import replace
+
+        room = replace(room, stated_budget_bytes=args.kv_budget)
+    if _explained(args, lambda: build_report(model, device, options)):
+        return FINE
+    fit = answers.Fit(model, device, room, args.batch, args.context)
+    if not _show(args, fit.to_dict, fit.tables):
+        answers.print_fit(fit)
+    return NO if args.strict and not fit.all_fit else FINE
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    group = parser.add_argument_group("workload")
+    group.add_argument("--prompt", type=WHOLE, default=8192, metavar="S", help="prompt tokens (8192)")
+    group.add_argument("--new-tokens", type=WHOLE, default=512, metavar="N", help="tokens to generate (512)")
+    group.add_argument("--batch", type=WHOLE, default=1, metavar="B", help="requests served together (1)")
+    group.add_argument("--serve-batch", type=WHOLE, default=64, metavar="B", help="decode batch of a server (64)")
+    group.add_argument("--chunk", type=WHOLE, default=1024, metavar="Q", help="tokens of a prefill chunk (1024)")
+    group.add_argument("--weights", choices=("streamed", "resident"), default="streamed", help="(streamed)")
+    group.add_argument("--efficiency", type=SHARE, default=0.6, metavar="X", help="share of peak in prefill (0.6)")
+    _add_output(parser, explain=False)
+
+
+def _request(args: argparse.Namespace) -> int:
+    from gambrel.cost.request import Rig, request, serving
+    from gambrel.model.arch import check_tp
+    from gambrel.show import answers
+
+    model = _load_model(args)
+    check_tp(model.arch, args.tp)
+    rig = Rig(model, _load_device(args), args.tp, args.weights, args.efficiency)
+    one = request(rig, args.prompt, args.new_tokens, args.batch)
+    gains = serving(rig, args.prompt, args.serve_batch, min(args.chunk, args.prompt))
+    tables = lambda: answers.request_tables(one, gains)  # noqa: E731
+    if not _show(args, lambda: answers.request_dict(rig, one, gains), tables):
+        answers.print_request(rig, one, gains)
+    return FINE
+
+
+# models, devices ------------------------------------------------------------------------------
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    _add_output(parser, explain=False)
+
+
+def _models(args: argparse.Namespace) -> int:
+    from gambrel.api import bundled_models
+    from gambrel.show import listings
+
+    rows = bundled_models()
+    if not _show(args, lambda: {"schema": "gambrel.models", "models": rows}, lambda: [listings.models_table(rows)]):
+        listings.print_table(listings.models_table(rows))
+    return FINE
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="DEVICE", help="one device, every number with its source")
+    _add_output(parser, explain=False)
+
+
+def _devices(args: argparse.Namespace) -> int:
+    from gambrel.hardware.catalogue import device_ids
+    from gambrel.show import listings
+
+    names = [args.name] if args.name else device_ids()
+    devices = [_load_device(args, name) for name in names]
+    rows = listings.figure_rows(devices[0]) if args.name else listings.device_rows(devices)
+    table = listings.figures_table(devices[0], rows) if args.name else listings.devices_table(rows)
+    if not _show(args, lambda: {"schema": "gambrel.devices", "devices": rows}, lambda: [table]):
+        listings.print_table(table)
+    return FINE
+
+
+COMMANDS = {
+    "report": Command(
+        "the main report: decode, prefill, what limits them, what fits",
+        "gambrel report llama-3-8b --device h100-sxm --batch 1,8,64 --context 8192",
+        _add_report,
+        _report,
+    ),
+    "params": Command(
+        "parameters by part, weight bytes, KV cache per token",
+        "gambrel params ./config.json --weight-dtype int4",
+        _add_params,
+        _params,
+    ),
+    "ops": Command(
+        "every operator of one step: shape, FLOPs, bytes, intensity, time, limit",
+        "gambrel ops deepseek-v3 --device h200 --batch 64 --context 4096",
+        _add_ops,
+        _ops,
+    ),
+    "roofline": Command(
+        "the roofline chart as SVG, PNG, HTML or Vega-Lite JSON",
+        "gambrel roofline llama-3-8b --device h100-sxm --versus a100-80gb -o roofline.svg",
+        _add_roofline,
+        _roofline,
+    ),
+    "crossover": Command(
+        "at what batch decode is compute-bound, whether it fits, whether it exists",
+        "gambrel crossover llama-3-8b --device h100-sxm --context 512,8192",
+        _add_crossover,
+        _crossover,
+    ),
+    "fit": Command(
+        "what fits: batches, contexts, tokens of KV, every term of the memory",
+        "gambrel fit gpt-oss-120b --device h100-sxm --utilization 0.95",
+        _add_fit,
+        _fit,
+    ),
+    "request": Command(
+        "latency of whole requests, and what serving designs gain",
+        "gambrel request llama-3-8b --device h100-sxm --prompt 8192 --new-tokens 512",
+        _add_request,
+        _request,
+    ),
+    "models": Command("the bundled models", "gambrel models", _add_models, _models),
+    "devices": Command("the device catalogue with its sources", "gambrel devices h100-sxm", _add_devices, _devices),
+}

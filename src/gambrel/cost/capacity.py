@@ -1,0 +1,97 @@
+"""Whether a workload fits: usable memory x utilisation - resident weights - reserve, and what the rest holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gambrel.model.arch import kv_bytes_per_token, state_bytes
+
+if TYPE_CHECKING:
+    from gambrel.types import Cache
+    from gambrel.units import Num
+
+#: What engines take by default (vLLM's gpu_memory_utilization).
+UTILIZATION = 0.9
+
+#: Memory kept for activations, the context and the allocator [byte]. Measured: vLLM 0.19.0 with Llama-3.1-8B in bf16 and
+#: 2,048 tokens a step had 41,408 tokens of KV on an RTX 4090 of 25,250,627,584 bytes at 0.9, so it kept 1.24 GB.
+RESERVE_BYTES = 1_240_000_000
+RESERVE_SOURCE = "measured: vLLM 0.19.0, Llama-3.1-8B, RTX 4090 (casys-kaist/LLMServingSim log)"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory of one device, term by term [byte].
+
+    usable_bytes: what the driver reports. utilization: share of it that is used. weights_bytes: resident weights.
+    reserve_bytes: activations and workspace. caches: what one sequence keeps, by kind of layer. tp: devices that
+    share weights and cache. stated_budget_bytes: a KV budget that the user gave instead of all these terms.
+    """
+
+    usable_bytes: float
+    utilization: float
+    weights_bytes: Num
+    reserve_bytes: float
+    caches: tuple[tuple[Cache, int], ...]
+    tp: int = 1
+    stated_budget_bytes: float | None = None
+
+    @property
+    def budget_bytes(self) -> Num:
+        """What is left for the KV cache on one device; negative where the weights alone do not fit."""
+        if self.stated_budget_bytes is not None:
+            return self.stated_budget_bytes
+        return self.usable_bytes * self.utilization - self.weights_bytes - self.reserve_bytes
+
+    def sequence_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
+        """Cache of one sequence on one device; `reserved` counts window layers at full length."""
+        return state_bytes(self.caches, context_tokens, self.tp, windowed=not reserved)
+
+    def missing_bytes(self, batch: Num, context_tokens: Num) -> Num:
+        """What a batch needs beyond the budget; zero or less where it fits."""
+        return batch * self.sequence_bytes(context_tokens) - self.budget_bytes
+
+    def fits(self, batch: Num, context_tokens: Num) -> bool:
+        """Whether weights, reserve and the cache of the batch fit."""
+        return bool(self.missing_bytes(batch, context_tokens) <= 0)
+
+    def max_batch(self, context_tokens: Num, reserved: bool = False) -> int:
+        """Largest batch of sequences of this context; 0 where not one fits."""
+        each = self.sequence_bytes(context_tokens, reserved)
+        return max(int(self.budget_bytes // each), 0) if each else 0
+
+    def max_tokens(self) -> int:
+        """Tokens of KV in the budget as a paged engine reserves them, window layers at full length."""
+        each = kv_bytes_per_token(self.caches, self.tp)
+        return max(int(self.budget_bytes // each), 0) if each else 0
+
+    def max_context(self, batch: int, limit: int = 2**40) -> int:
+        """Longest context of `batch` sequences, at most `limit`; 0 where none fits."""
+        low, high = 0, limit
+        if self.fits(batch, limit):
+            return limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(batch, middle) else (low, middle - 1)
+        return low
+
+
+def fit_rows(room: Capacity, batches: tuple[int, ...], contexts: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Per context: cache of one sequence, largest batch, as windowed and as reserved, and which batches fit."""
+    return [
+        {
+            "context_tokens": context,
+            "sequence_bytes": room.sequence_bytes(context),
+            "sequence_bytes_reserved": room.sequence_bytes(context, reserved=True),
+            "max_batch": room.max_batch(context),
+            "max_batch_reserved": room.max_batch(context, reserved=True),
+            "fits": {str(batch): room.fits(batch, context) for batch in batches},
+        }
+        for context in contexts
+    ]
+
+
+def context_rows(room: Capacity, batches: tuple[int, ...], limit: int) -> list[dict[str, Any]]:
+    """Per batch: the longest context that fits, at most `limit`."""
+    return [{"batch": batch, "max_context_tokens": room.max_context(batch, limit)} for batch in batches]

@@ -1,0 +1,310 @@
+"""The report: one model on one device, decode and prefill, what fits, and the crossover, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity, fit_rows
+from gambrel.cost.crossover import Crossover, crossover
+from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
+from gambrel.model.arch import check_tp
+from gambrel.types import GambrelError, Step
+
+if TYPE_CHECKING:
+    from gambrel.model.model import Model
+    from gambrel.types import Device, Op
+
+#: Version of the JSON documents that `to_dict` gives; see docs/json.md.
+SCHEMA_VERSION = 1
+
+DECODE_BATCHES = (1, 8, 64, 256)
+CONTEXT_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to report.
+
+    batches [seq]; contexts [token] of the decode table; prefills [token]. weights: "streamed" (what a step reads) or
+    "resident" (every parameter). logits: rows through the head in a prefill, "last" or "all". efficiency: share of
+    peak for the prefill estimate. tp: devices that share weights and cache. utilization, reserve_bytes: see capacity.
+    """
+
+    batches: tuple[int, ...] = DECODE_BATCHES
+    contexts: tuple[int, ...] = (CONTEXT_TOKENS,)
+    prefills: tuple[int, ...] = (CONTEXT_TOKENS,)
+    weights: str = "streamed"
+    logits: str = "last"
+    efficiency: float = 0.6
+    tp: int = 1
+    utilization: float = UTILIZATION
+    reserve_bytes: float = RESERVE_BYTES
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("streamed", "resident"):
+            raise GambrelError(f"--weights {self.weights}: accepted is streamed or resident")
+        for option, value in (("--efficiency", self.efficiency), ("--utilization", self.utilization)):
+            if not 0 < value <= 1:
+                raise GambrelError(f"{option} {value}: accepted is a share above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """One decode step, on each of the tp devices; field names carry the units, all SI.
+
+    bound_s reads the least expert weights, expected_bound_s those of uniform routing (equal for dense models).
+    tokens_per_s and expected_tokens_per_s are the throughputs at these bounds. kv_bytes are reads. operators_s:
+    Σ max(…) over unfused operators. missing_bytes: what does not fit, 0 where it fits.
+    """
+
+    batch: int
+    context_tokens: int
+    flops: float
+    weight_bytes: float
+    expected_weight_bytes: float
+    kv_bytes: float
+    kv_write_bytes: float
+    intensity_flop_per_byte: float
+    memory_s: float
+    compute_s: float
+    bound_s: float
+    expected_bound_s: float
+    operators_s: float
+    tokens_per_s: float
+    expected_tokens_per_s: float
+    binding: str
+    fits: bool
+    missing_bytes: float
+    beyond_max_context: bool
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """One prefill of one fresh prompt, on each of the tp devices.
+
+    bound_s at peak; estimate_s with the compute time divided by the stated efficiency; operators_s as in DecodeRow.
+    """
+
+    tokens: int
+    causal: bool
+    flops: float
+    weight_bytes: float
+    memory_s: float
+    compute_s: float
+    bound_s: float
+    estimate_s: float
+    efficiency: float
+    operators_s: float
+    binding: str
+    fits: bool
+    beyond_max_context: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report as data; print it, or take `to_dict`."""
+
+    model: Model
+    device: Device
+    options: Options
+    decode: tuple[DecodeRow, ...]
+    prefill: tuple[PrefillRow, ...]
+    capacity: Capacity
+    crossover: Crossover
+
+    def __str__(self) -> str:
+        from gambrel.show.text import report_text
+
+        return report_text(self)
+
+    def _repr_markdown_(self) -> str:
+        from gambrel.show.tables import report_tables, to_markdown
+
+        return to_markdown(report_tables(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of docs/json.md: SI units, unrounded."""
+        return report_dict(self)
+
+
+def build_report(model: Model, device: Device, options: Options | None = None) -> Report:
+    """Bounds, capacity and crossover of a model on a device. Raises GambrelError for what cannot be."""
+    options = options or Options()
+    check_tp(model.arch, options.tp)
+    room = capacity(model, device, options)
+    decode = tuple(
+        _decode_row(model, device, options, room, batch, context)
+        for context in options.contexts
+        for batch in options.batches
+    )
+    prefill = tuple(
+        _prefill_row(model, device, options, room, tokens, causal)
+        for tokens in options.prefills
+        for causal in (True, False)
+    )
+    return Report(
+        model, device, options, decode, prefill, room, crossover(model, device, options.contexts[0], room)
+    )
+
+
+def capacity(model: Model, device: Device, options: Options) -> Capacity:
+    """The memory of the device, term by term."""
+    return Capacity(
+        device.usable_bytes,
+        options.utilization,
+        model.weight_bytes(tp=options.tp),
+        options.reserve_bytes,
+        model.caches,
+        options.tp,
+    )
+
+
+def step_ops(model: Model, device: Device, step: Step, tp: int = 1) -> list[Op]:
+    """The operators of one step on one of tp devices."""
+    return shard(model.ops(step, numerics_for(model.numerics, device)), tp)
+
+
+def _decode_row(
+    model: Model, device: Device, options: Options, room: Capacity, batch: int, context: int
+) -> DecodeRow:
+    ops = step_ops(model, device, Step(batch, 1, context), options.tp)
+    need = demand(ops)
+    if options.weights == "resident":
+        need = type(need)(
+            need.flops_by_dtype, room.weights_bytes, room.weights_bytes, need.kv_read_bytes, need.kv_write_bytes
+        )
+    bound, expected = step_bound(need, device), step_bound(need, device, expected=True)
+    missing = room.missing_bytes(batch, context)
+    return DecodeRow(
+        batch,
+        context,
+        need.flops,
+        need.weight_bytes,
+        need.expected_weight_bytes,
+        need.kv_read_bytes,
+        need.kv_write_bytes,
+        need.intensity,
+        bound.limits_s["memory"],
+        bound.limits_s["compute"],
+        bound.time_s,
+        expected.time_s,
+        operators_bound(ops, device),
+        batch / bound.time_s,
+        batch / expected.time_s,
+        expected.binding,
+        missing <= 0,
+        max(missing, 0),
+        _beyond(model, context),
+    )
+
+
+def _prefill_row(
+    model: Model, device: Device, options: Options, room: Capacity, tokens: int, causal: bool
+) -> PrefillRow:
+    ops = step_ops(model, device, Step(1, tokens, tokens, causal, options.logits), options.tp)
+    need = demand(ops)
+    bound = step_bound(need, device)
+    compute, memory = bound.limits_s["compute"], bound.limits_s["memory"]
+    return PrefillRow(
+        tokens,
+        causal,
+        need.flops,
+        need.weight_bytes,
+        memory,
+        compute,
+        bound.time_s,
+        max(compute / options.efficiency, memory),
+        options.efficiency,
+        operators_bound(ops, device),
+        bound.binding,
+        room.fits(1, tokens),
+        _beyond(model, tokens),
+    )
+
+
+def _beyond(model: Model, tokens: int) -> bool:
+    longest = model.arch.max_context
+    return longest is not None and tokens > longest
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """The report as one JSON document."""
+    options = report.options
+    return {
+        "schema": "gambrel.report",
+        "schema_version": SCHEMA_VERSION,
+        "model": model_dict(report.model),
+        "device": device_dict(report.device, report.crossover.dtype),
+        "options": dict(vars(options)),
+        "decode": [dict(vars(row)) for row in report.decode],
+        "prefill": [dict(vars(row)) for row in report.prefill],
+        "capacity": capacity_dict(report.capacity, options.batches, options.contexts),
+        "crossover": crossover_dict(report.crossover),
+    }
+
+
+def crossover_dict(crossing: Crossover) -> dict[str, Any]:
+    """The crossover in numbers; a limit that does not exist is null."""
+    finite = {key: None if value == float("inf") else value for key, value in vars(crossing).items()}
+    return {**finite, "exists": crossing.exists}
+
+
+def model_dict(model: Model) -> dict[str, Any]:
+    """What a model is, in numbers."""
+    numerics = model.numerics
+    return {
+        "name": model.name,
+        "source": model.source,
+        "family": model.reading.model_type,
+        "params_total": model.params_total,
+        "params_gemm": model.params_gemm,
+        "params_active": model.params_active,
+        "params_embedding": model.params_embedding,
+        "weight_bytes_resident": model.weight_bytes(),
+        "weight_bytes_streamed": model.weight_bytes(streamed_only=True),
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "max_context_tokens": model.arch.max_context,
+        "n_layers": model.arch.n_layers,
+        "dtypes": {
+            "weights": model.reading.precision.weights_name,
+            "kv": numerics.kv.name,
+            "activations": numerics.base.name,
+        },
+        "notes": list(model.reading.notes),
+        "unread_keys": list(model.reading.unread),
+    }
+
+
+def device_dict(device: Device, dtype: str | None = None) -> dict[str, Any]:
+    """What a device is, in numbers; the ridge in `dtype`, or in bf16 where the device has it."""
+    ridges = {name: device.ridge(name) for name in device.peak_flops_per_s}
+    chosen = dtype or ("bf16" if "bf16" in ridges else next(iter(ridges)))
+    return {
+        "id": device.id,
+        "name": device.name,
+        "peak_flops_per_s": dict(device.peak_flops_per_s),
+        "mem_bytes": device.mem_bytes,
+        "usable_bytes": device.usable_bytes,
+        "mem_bytes_per_s": device.mem_bytes_per_s,
+        "ridge_dtype": chosen,
+        "ridge_flop_per_byte": ridges[chosen],
+        "ridges_flop_per_byte": ridges,
+        "link_bytes_per_s": device.link.bytes_per_s if device.link else None,
+        "power_w": device.power_w,
+        "changed": list(device.changed),
+    }
+
+
+def capacity_dict(room: Capacity, batches: tuple[int, ...], contexts: tuple[int, ...]) -> dict[str, Any]:
+    """What fits, with every term."""
+    return {
+        "usable_bytes": room.usable_bytes,
+        "utilization": room.utilization,
+        "weight_bytes": room.weights_bytes,
+        "reserve_bytes": room.reserve_bytes,
+        "budget_bytes": room.budget_bytes,
+        "tp": room.tp,
+        "max_tokens_reserved": room.max_tokens(),
+        "contexts": fit_rows(room, batches, contexts),
+    }

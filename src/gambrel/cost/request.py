@@ -1,0 +1,158 @@
+"""Whole requests, and what the three serving designs gain, from the same bounds as the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
+from gambrel.types import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gambrel.model.model import Model
+    from gambrel.types import Device
+
+
+@dataclass(frozen=True)
+class Rig:
+    """What stays the same over a request: the model, its device, tensor parallelism, weights counted as streamed or
+    resident, and the share of peak that a prefill reaches (an estimate, not a bound)."""
+
+    model: Model
+    device: Device
+    tp: int = 1
+    weights: str = "streamed"
+    efficiency: float = 0.6
+
+    def times_s(self, step: Step, efficiency: float = 1.0) -> float:
+        """Time of one step: a bound at efficiency 1, else an estimate with the compute time stretched [s]."""
+        ops = self.model.ops(step, numerics_for(self.model.numerics, self.device))
+        need = demand(shard(ops, self.tp))
+        bound = step_bound(need, self.device, expected=True)
+        memory = bound.limits_s["memory"]
+        if self.weights == "resident":
+            extra = self.model.weight_bytes(tp=self.tp) - need.expected_weight_bytes
+            memory += extra / self.device.mem_bytes_per_s
+        return max(bound.limits_s["compute"] / efficiency, memory)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One batch of equal requests from first prompt token to last new token [s].
+
+    prefill_s: an estimate at the stated efficiency; prefill_bound_s: at peak. decode_s: a floor, the sum over the
+    growing context. total_s and decode_share follow.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    batch: int
+    efficiency: float
+    prefill_bound_s: float
+    prefill_s: float
+    decode_s: float
+    step_s: float = field(default=0.0)
+
+    @property
+    def total_s(self) -> float:
+        """Prefill estimate and decode floor together."""
+        return self.prefill_s + self.decode_s
+
+    @property
+    def decode_share(self) -> float:
+        """Share of the total that is decode."""
+        return self.decode_s / self.total_s
+
+
+def request(rig: Rig, prompt_tokens: int, new_tokens: int, batch: int = 1, logits: str = "last") -> Request:
+    """Latency of `batch` requests of the same length served together.
+
+    The prefill makes the first new token, so decode makes the other new_tokens - 1 over contexts growing from
+    prompt + 1 keys. Raises WorkloadError for lengths below 1.
+    """
+    prefill = Step(batch, prompt_tokens, prompt_tokens, logits=logits)
+    step = lambda context: rig.times_s(Step(batch, 1, context))  # noqa: E731
+    decode = sum_over(step, prompt_tokens + 1, prompt_tokens + new_tokens - 1) if new_tokens > 1 else 0.0
+    return Request(
+        prompt_tokens,
+        new_tokens,
+        batch,
+        rig.efficiency,
+        rig.times_s(prefill),
+        rig.times_s(prefill, rig.efficiency),
+        decode,
+        step(prompt_tokens + 1),
+    )
+
+
+def sum_over(f: Callable[[int], float], first: int, last: int) -> float:
+    """Σ f(i) for i = first … last of a piecewise linear f, exact where its pieces are longer than three points.
+
+    A range whose inner points lie on the chord of its ends is summed as a trapezoid; any other is halved.
+    """
+    if last - first < 4:
+        return sum(f(i) for i in range(first, last + 1))
+    a, b = f(first), f(last)
+    third, middle = first + (last - first) // 3, (first + last) // 2
+    chord = lambda i: a + (b - a) * (i - first) / (last - first)  # noqa: E731
+    if all(abs(f(i) - chord(i)) <= 1e-9 * b for i in (third, middle)):
+        return (a + b) / 2 * (last - first + 1)
+    return sum_over(f, first, middle) + sum_over(f, middle + 1, last)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What serving designs gain, from the same numbers [s unless said].
+
+    step_1_s, step_b_s: a decode step at batch 1 and at `batch`; batching_gain: throughput over batch 1.
+    stall_s: a whole prefill between two decode steps. chunks: number of chunks; chunk_s: mean, chunk_max_s: longest;
+    mixed_step_s: one step with a chunk and the decode batch together, mixed_saved_s: against both apart.
+    transfer_bytes: KV of one prompt sent from a prefill pool to a decode pool; transfer_s over the scale-up link.
+    """
+
+    batch: int
+    chunk_tokens: int
+    step_1_s: float
+    step_b_s: float
+    batching_gain: float
+    stall_s: float
+    chunks: int
+    chunk_s: float
+    chunk_max_s: float
+    mixed_step_s: float
+    mixed_saved_s: float
+    transfer_bytes: float
+    transfer_s: float | None
+
+
+def serving(rig: Rig, prompt_tokens: int, batch: int, chunk_tokens: int, logits: str = "last") -> Serving:
+    """Continuous batching, chunked prefill and disaggregation for prompts of one length.
+
+    Prefill times are estimates at the rig's efficiency, decode times floors.
+    """
+    one, many = (rig.times_s(Step(b, 1, prompt_tokens)) for b in (1, batch))
+    ends = [*range(chunk_tokens, prompt_tokens, chunk_tokens), prompt_tokens]
+    starts = [0, *ends[:-1]]
+    pieces = [Step(1, end - start, end, logits=logits) for start, end in zip(starts, ends, strict=True)]
+    times = [rig.times_s(piece, rig.efficiency) for piece in pieces]
+    decode = Step(batch, 1, prompt_tokens)
+    mixed = rig.times_s(pieces[-1] + decode, rig.efficiency)
+    kv = rig.model.state_bytes(prompt_tokens)
+    link = rig.device.link
+    return Serving(
+        batch,
+        chunk_tokens,
+        one,
+        many,
+        batch * one / many,
+        rig.times_s(Step(1, prompt_tokens, prompt_tokens, logits=logits), rig.efficiency),
+        len(pieces),
+        sum(times) / len(times),
+        max(times),
+        mixed,
+        times[-1] + many - mixed,
+        kv,
+        kv / link.bytes_per_s if link else None,
+    )

@@ -1,0 +1,126 @@
+"""Lower bounds on time from operators and a device: time >= max(FLOPs / peak, bytes / bandwidth).
+
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145/1498765.1498785.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gambrel.types import Bound, Cost, Device, Numerics, Op
+from gambrel.units import Num, maximum, share, total
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one forward pass demands of one device, activations left out (a fused kernel keeps them on chip).
+
+    flops_by_dtype: matrix and attention FLOPs by the dtype that is multiplied. weight_bytes: read at the least;
+    expected_weight_bytes: read under uniform expert routing. kv_read_bytes, kv_write_bytes: cache traffic.
+    """
+
+    flops_by_dtype: Mapping[str, Num]
+    weight_bytes: Num
+    expected_weight_bytes: Num
+    kv_read_bytes: Num
+    kv_write_bytes: Num
+
+    @property
+    def flops(self) -> Num:
+        """All matrix and attention FLOPs."""
+        return total(self.flops_by_dtype.values())
+
+    def bytes(self, expected: bool = False) -> Num:
+        """Weights and cache traffic, reads and writes."""
+        weights = self.expected_weight_bytes if expected else self.weight_bytes
+        return weights + self.kv_read_bytes + self.kv_write_bytes
+
+    @property
+    def intensity(self) -> Num:
+        """FLOPs per byte of memory traffic [FLOP/byte]."""
+        return self.flops / self.bytes()
+
+
+def demand(ops: Iterable[Op]) -> Demand:
+    """The sum over operators, each as often as it occurs."""
+    ops = list(ops)
+    flops: dict[str, list[Num]] = {}
+    for op in ops:
+        if not (isinstance(op.cost.flops, int) and op.cost.flops == 0):
+            flops.setdefault(op.dtype, []).append(op.cost.flops * op.count)
+    return Demand(
+        {dtype: total(values) for dtype, values in flops.items()},
+        total(op.cost.weight_bytes * op.count for op in ops),
+        total(op.cost.expected_weight_bytes * op.count for op in ops),
+        total(op.cost.kv_read_bytes * op.count for op in ops),
+        total(op.cost.kv_write_bytes * op.count for op in ops),
+    )
+
+
+def step_bound(need: Demand, device: Device, expected: bool = False) -> Bound:
+    """max(ΣFLOPs/peak, Σbytes/bandwidth): everything overlaps, each byte moves once.
+
+    expected: read the expected instead of the least expert weights (then it is an expectation, not a bound).
+    """
+    compute = total(flops / device.peak(dtype) for dtype, flops in need.flops_by_dtype.items())
+    memory = need.bytes(expected) / device.mem_bytes_per_s
+    return Bound({"compute": compute, "memory": memory}, maximum(compute, memory))
+
+
+def op_bound(op: Op, device: Device) -> Bound:
+    """One unfused operator: its FLOPs against the peak, its weights, cache and activations against the bandwidth."""
+    moved = op.cost.weight_bytes + op.cost.kv_bytes + op.cost.act_bytes
+    compute = op.cost.flops / device.peak(op.dtype) if _has_flops(op) else 0.0
+    memory = moved / device.mem_bytes_per_s
+    return Bound({"compute": compute, "memory": memory}, maximum(compute, memory), "operator")
+
+
+def _has_flops(op: Op) -> bool:
+    return not (isinstance(op.cost.flops, int) and op.cost.flops == 0)
+
+
+def operators_bound(ops: Iterable[Op], device: Device) -> Num:
+    """Σ max(…) over operators run one after the other, none fused [s]."""
+    return total(op_bound(op, device).time_s * op.count for op in ops)
+
+
+def op_intensity(op: Op) -> Num:
+    """FLOPs, vector operations included, per byte of an unfused operator [FLOP/byte]."""
+    moved = op.cost.weight_bytes + op.cost.kv_bytes + op.cost.act_bytes
+    return (op.cost.flops + op.cost.vector_flops) / moved
+
+
+def shard(ops: Iterable[Op], tp: int) -> list[Op]:
+    """The operators of one of `tp` devices: work, weights and cache divided as far as they can be.
+
+    A replicated part stays whole; KV heads beyond their number are replicated. Communication is not counted yet.
+    """
+    return [op if tp == 1 else _shard(op, tp) for op in ops]
+
+
+def _shard(op: Op, tp: int) -> Op:
+    ways = tp if op.ways is None else min(tp, op.ways)
+    kv_ways = tp if op.kv_ways is None else min(tp, op.kv_ways)
+    c = op.cost
+    # Query heads divide even where their keys are replicated, so attention's FLOPs split further than its cache.
+    cost = Cost(
+        flops=share(c.flops, ways),
+        vector_flops=share(c.vector_flops, ways),
+        weight_bytes=share(c.weight_bytes, ways),
+        expected_weight_bytes=share(c.expected_weight_bytes, ways),
+        kv_read_bytes=share(c.kv_read_bytes, kv_ways),
+        kv_write_bytes=share(c.kv_write_bytes, kv_ways),
+        act_bytes=share(c.act_bytes, ways),
+    )
+    return replace(op, cost=cost)
+
+
+def numerics_for(numerics: Numerics, device: Device) -> Numerics:
+    """Scores of an fp8 cache are multiplied in fp8 where the device can, else in the base dtype."""
+    if numerics.attention == numerics.kv.name and numerics.attention not in device.peak_flops_per_s:
+        return replace(numerics, attention=numerics.base.compute)
+    return numerics

@@ -1,0 +1,114 @@
+"""A model as loaded: where it came from, how it was read, and its totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gambrel.model import arch as totals
+from gambrel.model.precision import Overrides
+from gambrel.model.reader import Reading, read_config
+from gambrel.model.sources import find_config
+from gambrel.types import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from gambrel.model.arch import Arch
+    from gambrel.types import Cache, Numerics, Op, Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """A language model: its config, the reading of it, and everything that follows from shapes alone.
+
+    name: as asked for. source: where the config came from, for people. reading: the model that it describes.
+    """
+
+    name: str
+    source: str
+    config: Mapping[str, Any]
+    reading: Reading
+
+    @property
+    def arch(self) -> Arch:
+        """The composition of parts."""
+        return self.reading.arch
+
+    @cached_property
+    def numerics(self) -> Numerics:
+        """Dtypes of activations, cache and scores."""
+        return self.reading.precision.numerics()
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every weight tensor."""
+        return tuple(self.arch.tensors())
+
+    @cached_property
+    def caches(self) -> tuple[tuple[Cache, int], ...]:
+        """What one sequence keeps, by kind of layer, with the number of such layers."""
+        return tuple(self.arch.caches(self.numerics))
+
+    @cached_property
+    def params_total(self) -> int:
+        """All parameters, tied ones once."""
+        return totals.params_total(self.tensors)
+
+    @cached_property
+    def params_gemm(self) -> int:
+        """Parameters in the matrix products of a text token: all layer matrices and the output head."""
+        return totals.params_gemm(self.tensors)
+
+    @cached_property
+    def params_active(self) -> int:
+        """All parameters minus the routed experts that a token does not use."""
+        return totals.params_active(self.arch, self.tensors)
+
+    @cached_property
+    def params_by_group(self) -> dict[str, int]:
+        """Parameters by what they are for."""
+        return totals.params_by_group(self.tensors)
+
+    @property
+    def params_embedding(self) -> int:
+        """Parameters of the input embedding and of learned positions."""
+        return self.params_by_group.get("embedding", 0)
+
+    @cached_property
+    def kv_bytes_per_token(self) -> float:
+        """Cache bytes of one token, every layer counted as growing [byte]."""
+        return totals.kv_bytes_per_token(self.caches)
+
+    def weight_bytes(self, streamed_only: bool = False, tp: int = 1) -> float:
+        """Resident weights on one of `tp` devices, or only those that a step of text reads [byte]."""
+        return totals.weight_bytes(self.tensors, streamed_only, tp)
+
+    def state_bytes(self, context_tokens: float, reserved: bool = False) -> float:
+        """Cache of one sequence [byte]; `reserved` counts window layers at full length."""
+        return totals.state_bytes(self.caches, context_tokens, windowed=not reserved)
+
+    def flops_per_token(self, context_tokens: int) -> dict[str, float]:
+        """Matrix FLOPs of one decoded token by role: "gemm" and "attention" [FLOP]."""
+        roles: dict[str, float] = {}
+        for op in self.ops(Step(1, 1, context_tokens)):
+            roles[op.role] = roles.get(op.role, 0) + op.cost.flops * op.count
+        return {role: flops for role, flops in roles.items() if role in ("gemm", "attention")}
+
+    def ops(self, step: Step, numerics: Numerics | None = None) -> list[Op]:
+        """Every operator of one forward pass."""
+        return self.arch.ops(step, numerics or self.numerics)
+
+    @classmethod
+    def load(
+        cls, name: str, weight_dtype: str | None = None, kv_dtype: str | None = None, compute_dtype: str | None = None
+    ) -> Self:
+        """A model by file, folder, bundled name, Hugging Face cache or hub id, in that order.
+
+        The dtypes override what the config says. Raises GambrelError (ModelNotFound, ConfigError) with what to do.
+        """
+        overrides = Overrides(weight_dtype, kv_dtype, compute_dtype)
+        found = find_config(name)
+        return cls(found.name, found.source, found.config, read_config(found.config, overrides))

@@ -1,0 +1,258 @@
+"""The words and tables of `crossover`, `fit` and `request`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gambrel import units
+from gambrel.show import report as words
+from gambrel.show.tables import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gambrel.api import Model
+    from gambrel.cost.capacity import Capacity
+    from gambrel.cost.report import Report
+    from gambrel.cost.request import Request, Rig, Serving
+    from gambrel.types import Device
+
+# crossover ------------------------------------------------------------------------------------
+
+
+def crossover_dict(reports: Sequence[Report]) -> dict[str, Any]:
+    """The document of `gambrel crossover`."""
+    from gambrel.cost.report import crossover_dict as numbers
+
+    return {
+        "schema": "gambrel.crossover",
+        "schema_version": 1,
+        "model": reports[0].model.name,
+        "device": reports[0].device.id,
+        "crossover": [numbers(r.crossover) for r in reports],
+    }
+
+
+def crossover_table(reports: Sequence[Report]) -> Table:
+    """One row a context."""
+    from gambrel.cost.report import crossover_dict as numbers
+
+    columns = (
+        Column("context_tokens", "context", "count"),
+        Column("weights_batch", "weights alone", "ratio"),
+        Column("step_batch", "whole step", "ratio"),
+        Column("max_batch", "fits at most", "count"),
+        Column("intensity_limit", "FLOP/byte, B → ∞", "ratio"),
+        Column("ridge_flop_per_byte", "ridge", "ratio"),
+        Column("cache_bytes", "KV at weights alone", "binary"),
+    )
+    return Table("crossover", "Batch at which decode turns compute-bound", columns, [numbers(r.crossover) for r in reports])
+
+
+def print_crossover(reports: Sequence[Report]) -> None:
+    """A sentence for each context, the table, and what would change it."""
+    from gambrel.show.text import console, print_tables
+
+    out = console()
+    for report in reports:
+        out.print(words.crossover_sentence(report), style="bold")
+    print_tables(out, [crossover_table(reports)])
+    out.print()
+    out.print(_what_changes(reports[0]))
+
+
+def _what_changes(report: Report) -> str:
+    c, room = report.crossover, report.capacity
+    if c.context_limit is None:
+        return "A compute-bound batch exists at every context: the cache grows slower than the work on it."
+    if c.context_limit < 1:
+        return "No context has a compute-bound batch: one sequence's cache costs more time than its work."
+    at_limit = room.max_batch(c.context_limit)
+    return (
+        f"What would change it: a context of at most {units.count(c.context_limit)} tokens (where "
+        f"{units.count(at_limit)} sequences fit), a smaller cache per token (--kv-dtype fp8), or a device with a lower "
+        f"ridge than {units.significant(c.ridge_flop_per_byte)} FLOP/byte. Quantised weights with their own faster "
+        "products move bytes and peak together, so the weights' batch stays."
+    )
+
+
+# fit ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fits of a model on a device."""
+
+    model: Model
+    device: Device
+    room: Capacity
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Per context, what fits."""
+        from gambrel.cost.capacity import fit_rows
+
+        longest = self.model.arch.max_context
+        rows = fit_rows(self.room, self.batches, self.contexts)
+        return [{**r, "beyond_max_context": longest is not None and r["context_tokens"] > longest} for r in rows]
+
+    @property
+    def longest(self) -> list[dict[str, Any]]:
+        """Per batch, the longest context; never beyond the model's maximum."""
+        from gambrel.cost.capacity import context_rows
+
+        return context_rows(self.room, self.batches, self.model.arch.max_context or 2**30)
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether every batch fits at every context, none of them beyond the model's maximum."""
+        return all(all(row["fits"].values()) and not row["beyond_max_context"] for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `gambrel fit`."""
+        from gambrel.cost.report import capacity_dict
+
+        return {
+            "schema": "gambrel.fit",
+            "schema_version": 1,
+            "model": self.model.name,
+            "device": self.device.id,
+            "max_context_tokens": self.model.arch.max_context,
+            "kv_bytes_per_token": self.model.kv_bytes_per_token,
+            **capacity_dict(self.room, self.batches, self.contexts),
+            "contexts": self.rows,
+            "batches": self.longest,
+        }
+
+    def tables(self) -> list[Table]:
+        """Contexts, then batches."""
+        rows = self.rows
+        windows = any(r["sequence_bytes"] != r["sequence_bytes_reserved"] for r in rows)
+        columns = [
+            Column("context_tokens", "context", "count"),
+            Column("sequence_bytes", "KV a sequence", "binary"),
+            *([Column("sequence_bytes_reserved", "reserved", "binary")] if windows else []),
+            Column("max_batch", "largest batch", "count"),
+            *([Column("max_batch_reserved", "reserved", "count")] if windows else []),
+            *(Column(f"fits_{batch}", f"batch {batch}") for batch in self.batches),
+        ]
+        shown = [
+            {**r, **{f"fits_{b}": _yes(r["fits"][str(b)], r["beyond_max_context"]) for b in self.batches}} for r in rows
+        ]
+        marks = frozenset(i for i, r in enumerate(rows) if not r["max_batch"] or r["beyond_max_context"])
+        batches = (Column("batch", "batch", "count"), Column("max_context_tokens", "longest context", "count"))
+        return [
+            Table("contexts", "What fits, by context", columns, shown, _reserved_caption(windows), marks),
+            Table("batches", "Longest context, by batch", batches, self.longest, self._limit_caption()),
+        ]
+
+    def _limit_caption(self) -> str:
+        longest = self.model.arch.max_context
+        return f"At most this model's maximum context of {units.count(longest)} tokens." if longest else ""
+
+
+def _yes(fits: bool, beyond: bool) -> str:
+    return ("yes" if fits else "no") + (", beyond max" if beyond else "")
+
+
+def _reserved_caption(windows: bool) -> str:
+    return "Reserved: as a paged engine does that gives window layers full-length pages." if windows else ""
+
+
+def print_fit(fit: Fit) -> None:
+    """The terms, then the tables."""
+    from gambrel.show.text import console, print_pairs, print_tables
+
+    out, room = console(), fit.room
+    tokens = units.count(room.max_tokens())
+    out.print(f"{fit.model.name} on {fit.device.name}: {_room_answer(fit)}", style="bold")
+    out.print()
+    each = units.binary(fit.model.kv_bytes_per_token)
+    terms = (
+        f"{units.gigabytes(room.budget_bytes)} as stated"
+        if room.stated_budget_bytes is not None
+        else f"{units.gigabytes(room.usable_bytes)} usable x {room.utilization:g} - "
+        f"{units.gigabytes(room.weights_bytes)} weights - {units.gigabytes(room.reserve_bytes)} reserve "
+        f"= {units.gigabytes(room.budget_bytes)}"
+    )
+    print_pairs(out, [("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")])
+    print_tables(out, fit.tables())
+    for note in fit.model.reading.notes:
+        out.print(f"note: {note}", style="yellow")
+
+
+def _room_answer(fit: Fit) -> str:
+    if fit.room.budget_bytes <= 0:
+        return f"does not fit, {units.gigabytes(-fit.room.budget_bytes)} short before any KV cache."
+    return f"fits, with {units.gigabytes(fit.room.budget_bytes)} for the KV cache."
+
+
+# request --------------------------------------------------------------------------------------
+
+
+def request_dict(rig: Rig, one: Request, gains: Serving) -> dict[str, Any]:
+    """The document of `gambrel request`."""
+    return {
+        "schema": "gambrel.request",
+        "schema_version": 1,
+        "model": rig.model.name,
+        "device": rig.device.id,
+        "weights": rig.weights,
+        "tp": rig.tp,
+        "request": {**vars(one), "total_s": one.total_s, "decode_share": one.decode_share},
+        "serving": dict(vars(gains)),
+    }
+
+
+def request_tables(one: Request, gains: Serving) -> list[Table]:
+    """The request's parts, and the serving designs."""
+    parts = (Column("part", "part"), Column("time_s", "time", "time"), Column("what", "what it is"))
+    rows = [
+        {"part": "prefill", "time_s": one.prefill_s, "what": f"estimate at {one.efficiency:.0%} of peak"},
+        {"part": "prefill bound", "time_s": one.prefill_bound_s, "what": "bound, at peak"},
+        {"part": "decode", "time_s": one.decode_s, "what": f"floor, {one.new_tokens - 1} steps"},
+        {"part": "one decode step", "time_s": one.step_s, "what": "floor, the first"},
+        {"part": "total", "time_s": one.total_s, "what": f"{one.decode_share:.0%} of it decode"},
+    ]
+    designs = (Column("design", "design"), Column("gain", "from the same numbers"))
+    return [
+        Table("request", "One request" if one.batch == 1 else f"{one.batch} requests together", parts, rows),
+        Table("serving", "What serving designs gain", designs, _designs(gains)),
+    ]
+
+
+def _designs(g: Serving) -> list[dict[str, str]]:
+    d = units.duration
+    link = f"; {d(g.transfer_s)} over the scale-up link" if g.transfer_s is not None else ""
+    return [
+        {
+            "design": "continuous batching",
+            "gain": f"a step of {g.batch} takes {d(g.step_b_s)}, of one {d(g.step_1_s)}: "
+            f"{units.significant(g.batching_gain)} times the tokens a second",
+        },
+        {
+            "design": "chunked prefill",
+            "gain": f"decodes wait {d(g.chunk_s)} a chunk of {units.count(g.chunk_tokens)} ({g.chunks} chunks, the longest "
+            f"{d(g.chunk_max_s)}) instead of {d(g.stall_s)}; sharing the weight read saves {d(g.mixed_saved_s)} a step",
+        },
+        {
+            "design": "disaggregation",
+            "gain": f"{units.binary(g.transfer_bytes)} of KV to send for each prompt{link}",
+        },
+    ]
+
+
+def print_request(rig: Rig, one: Request, gains: Serving) -> None:
+    """The answer, then the tables."""
+    from gambrel.show.text import console, print_tables
+
+    out = console()
+    out.print(
+        f"{rig.model.name} on {rig.device.name}: {units.count(one.prompt_tokens)} tokens in, "
+        f"{units.count(one.new_tokens)} out takes about {units.duration(one.total_s)}, {one.decode_share:.0%} of it decode.",
+        style="bold",
+    )
+    print_tables(out, request_tables(one, gains))

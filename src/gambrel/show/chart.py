@@ -1,0 +1,1161 @@
+"""The roofline chart: one log-log picture of what limits a model on a device.
+
+A chart is a Vega-Lite specification, built and validated by Altair and rendered offline by vl-convert. Every
+label is placed here, in pixels, so that none can cover another, a mark or an edge; pixels run right and down from
+the top left corner of the plot. Two layouts are made, one for a page and one for a phone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import importlib
+import json
+import math
+import os
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gambrel.types import GambrelError
+from gambrel.units import si, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gambrel.types import Point, Roof, RooflinePlot
+
+ALIGNS = {"left": 0.0, "center": 0.5, "right": 1.0}
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
+MIME = "application/vnd.vegalite.v6.json"
+SUFFIXES = (".svg", ".png", ".html", ".json")
+#: Layout for a phone: width and least height [px].
+PHONE = (380, 540)
+SMALLEST = (300, 280)
+
+INK, QUIET, FAINT, GRID = "#1f2328", "#59636e", "#8c959f", "#edeff2"
+#: Colour of the mark, colour of its text and symbol by phase: the Okabe-Ito orange and blue differ in grey too.
+PHASES = {"prefill": ("#E69F00", "#7a5200", "circle"), "decode": ("#0072B2", "#00507d", "square")}
+
+
+# The chart ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite chart that saves and shows itself, offline and without a browser.
+
+    spec: the specification. phone: the same chart laid out for a narrow page. title: plain text.
+    """
+
+    spec: dict[str, Any]
+    phone: dict[str, Any]
+    title: str
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the chart in the format of the suffix: .svg .png .html .json; the whole file or nothing.
+
+        The HTML needs no network. Raises GambrelError for another suffix or where the file cannot be written.
+        """
+        target = Path(path)
+        suffix = target.suffix.lower()
+        if suffix not in SUFFIXES:
+            raise GambrelError(f"cannot save a chart as {target.name!r}; the suffix must be one of {' '.join(SUFFIXES)}")
+        if not target.parent.is_dir():
+            raise GambrelError(f"cannot save {target}: there is no folder {target.parent}")
+        _write_whole(target, self._rendered(suffix))
+        return target
+
+    def svg(self) -> str:
+        """The chart as SVG text."""
+        return str(_library("vl_convert").vegalite_to_svg(self.spec, allowed_base_urls=[]))
+
+    def png(self, scale: float = 2.0) -> bytes:
+        """The chart as PNG, `scale` pixels of the image to one of the layout."""
+        return bytes(_library("vl_convert").vegalite_to_png(self.spec, scale=scale, allowed_base_urls=[]))
+
+    def html(self) -> str:
+        """A page of its own with the JavaScript in it; it scales to the width and changes layout on a phone."""
+        bundle = str(_library("vl_convert").javascript_bundle())
+        layouts = json.dumps([_anonymous(self.phone), _anonymous(self.spec)]).replace("<", "\\u003c")
+        page = {"title": html.escape(self.title), "font": FONT, "bundle": bundle, "layouts": layouts}
+        return re.sub(r"@(title|font|bundle|layouts)@", lambda match: page[match[1]], PAGE)
+
+    def json(self) -> str:
+        """The specification as text."""
+        return json.dumps(self.spec, indent=2, ensure_ascii=False) + "\n"
+
+    def _rendered(self, suffix: str) -> bytes:
+        if suffix == ".png":
+            return self.png()
+        return {".svg": self.svg, ".html": self.html, ".json": self.json}[suffix]().encode()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """What a notebook shows: Vega-Lite where it can, else the SVG."""
+        return {MIME: self.spec, "image/svg+xml": self.svg(), "text/plain": f"<Chart {self.title!r}>"}
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'">
+<title>@title@</title>
+<style>
+body { margin: 0; background: #fff; font-family: @font@; }
+#chart { display: block; max-width: 1140px; margin: 0 auto; }
+#chart svg { display: block; width: 100%; height: auto; }
+#vg-tooltip-element { font-family: inherit; }
+</style>
+<script>@bundle@</script>
+</head>
+<body>
+<figure id="chart"></figure>
+<script>
+const layouts = @layouts@;
+const totalWidth = (spec) => spec.width + spec.padding.left + spec.padding.right;
+const figure = document.getElementById("chart");
+let shown = null, result = null;
+async function draw() {
+  const [phone, page] = layouts;
+  const narrow = figure.clientWidth < (totalWidth(phone) + totalWidth(page)) / 2;
+  const spec = narrow ? phone : page;
+  if (spec === shown) return;
+  shown = spec;
+  if (result) result.finalize();
+  result = await vegaEmbed(figure, spec, { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false });
+}
+draw();
+window.addEventListener("resize", draw);
+</script>
+</body>
+</html>
+"""
+
+
+def _anonymous(spec: dict[str, Any]) -> dict[str, Any]:
+    """The specification without the address of its schema: the page names no other."""
+    return {key: value for key, value in spec.items() if key != "$schema"}
+
+
+def _write_whole(target: Path, content: bytes) -> None:
+    """Write through a temporary file beside the target, so that no reader ever sees half of it."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, target)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise GambrelError(f"cannot save {target}: {error.strerror or error}") from error
+        raise
+
+
+def _library(name: str) -> Any:
+    """Import a library of the chart extra on first use. Raises GambrelError with what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise GambrelError('charts need altair and vl-convert-python: pip install "gambrel[chart]"') from None
+
+
+# Text in pixels -------------------------------------------------------------------------------
+
+#: Advance widths in em, those of DejaVu Sans, the widest of the common sans fonts: boxes err on the large side.
+_ADVANCES = {
+    **dict.fromkeys("ijlI'|", 0.29),
+    **dict.fromkeys(" .,:;!ft()[]/·-r", 0.38),
+    **dict.fromkeys("ceszxvyk", 0.58),
+    **dict.fromkeys("mMwW%…→←+<>=", 0.92),
+    **dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 0.71),
+}
+
+
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """An upper estimate of the width of one line of text in a sans font [px]."""
+    em = sum(_ADVANCES.get(letter, 0.64 if ord(letter) < 0x2E80 else 1.0) for letter in text)
+    return em * size * (1.08 if bold else 1.0)
+
+
+def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:
+    """Break text at spaces into lines of at most `width` [px]; a longer word stays whole."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(longer, size, bold) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return tuple(lines)
+
+
+def merge_labels(labels: Iterable[str]) -> str:
+    """One label for marks that coincide: "a, b, c", or "batch 1…64" where only a number differs."""
+    names = tuple(dict.fromkeys(labels))
+    matches = [re.fullmatch(r"(.*?)(\d+)(\D*)", name) for name in names]
+    found = [match for match in matches if match]
+    if len(names) > 1 and len(found) == len(names) and len({(m[1], m[3]) for m in found}) == 1:
+        numbers = sorted(int(match[2]) for match in found)
+        return f"{found[0][1]}{numbers[0]}…{numbers[-1]}{found[0][3]}"
+    return ", ".join(names)
+
+
+def _shortened(text: str, size: float, width: float, most: int = 2) -> tuple[str, ...]:
+    """A label in at most `most` lines: names at the end give way to "+3 more", then letters to "…"."""
+    names = text.split(", ")
+    for kept in range(len(names), 0, -1):
+        more = f" +{len(names) - kept} more" if kept < len(names) else ""
+        lines = wrap(", ".join(names[:kept]) + more, size, width)
+        if len(lines) <= most and all(text_width(line, size) <= width for line in lines):
+            return lines
+    line = names[0]
+    while len(line) > 1 and text_width(line + "…", size) > width:
+        line = line[:-1]
+    return (f"{line}…",)
+
+
+# Placing labels -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle [px]: left, top, right, bottom."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    def overlaps(self, other: Box, gap: float = 0.0) -> bool:
+        """Whether less than `gap` lies between the two."""
+        return (
+            self.x0 < other.x1 + gap
+            and other.x0 < self.x1 + gap
+            and self.y0 < other.y1 + gap
+            and other.y0 < self.y1 + gap
+        )
+
+    def within(self, other: Box) -> bool:
+        """Whether it lies inside the other."""
+        return self.x0 >= other.x0 and self.y0 >= other.y0 and self.x1 <= other.x1 and self.y1 <= other.y1
+
+    def nearest(self, x: float, y: float) -> tuple[float, float]:
+        """Its point nearest to (x, y)."""
+        return min(max(x, self.x0), self.x1), min(max(y, self.y0), self.y1)
+
+    def touches(self, x: float, y: float, radius: float) -> bool:
+        """Whether it meets the disc around (x, y)."""
+        near = self.nearest(x, y)
+        return math.hypot(near[0] - x, near[1] - y) < radius
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A straight line [px]. weight: how much text over it hurts."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    weight: float = 1.0
+
+    def crosses(self, box: Box) -> bool:
+        """Whether any of it lies in the box (Liang and Barsky 1984)."""
+        dx, dy = self.x1 - self.x0, self.y1 - self.y0
+        first, last = 0.0, 1.0
+        for p, q in ((-dx, self.x0 - box.x0), (dx, box.x1 - self.x0), (-dy, self.y0 - box.y0), (dy, box.y1 - self.y0)):
+            if p == 0:
+                if q < 0:
+                    return False
+            elif p < 0:
+                first = max(first, q / p)
+            else:
+                last = min(last, q / p)
+        return first <= last
+
+    def meets(self, other: Stroke) -> bool:
+        """Whether the two cross."""
+
+        def side(s: Stroke, x: float, y: float) -> float:
+            return (s.x1 - s.x0) * (y - s.y0) - (s.y1 - s.y0) * (x - s.x0)
+
+        return (
+            side(self, other.x0, other.y0) * side(self, other.x1, other.y1) < 0
+            and side(other, self.x0, self.y0) * side(other, self.x1, self.y1) < 0
+        )
+
+    def passes(self, x: float, y: float, radius: float) -> bool:
+        """Whether it comes nearer than `radius` to (x, y)."""
+        dx, dy = self.x1 - self.x0, self.y1 - self.y0
+        along = ((x - self.x0) * dx + (y - self.y0) * dy) / max(dx * dx + dy * dy, 1e-9)
+        along = min(max(along, 0.0), 1.0)
+        return math.hypot(self.x0 + along * dx - x, self.y0 + along * dy - y) < radius
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A mark that may want a label: centre and radius [px], lines of text (none for no label), weight (heavy first)."""
+
+    x: float
+    y: float
+    radius: float
+    lines: tuple[str, ...] = ()
+    weight: float = 0.0
+    tint: str = INK
+
+
+@dataclass(frozen=True)
+class Label:
+    """Text that found its place. box: its extent. align: left, center or right. leader: line from mark to text."""
+
+    lines: tuple[str, ...]
+    box: Box
+    align: str
+    tint: str
+    leader: Stroke | None = None
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What a label must keep clear of: marks, boxes taken, lines drawn; the frame it must stay in."""
+
+    frame: Box
+    marks: tuple[Anchor, ...]
+    taken: tuple[Box, ...]
+    strokes: tuple[Stroke, ...]
+
+
+DISTANCES = (3.0, 9.0, 16.0, 26.0, 38.0, 54.0, 74.0, 98.0, 126.0, 160.0, 200.0)
+#: Directions in degrees clockwise from the right, and what each costs [px]: beside the mark reads best.
+DIRECTIONS = {0: 0, 180: 2, 315: 3, 45: 3, 270: 4, 90: 4, 225: 5, 135: 5, 337.5: 6, 22.5: 6}
+DIRECTIONS |= {292.5: 7, 67.5: 7, 202.5: 8, 157.5: 8, 247.5: 8, 112.5: 8}
+#: Beyond this distance a line leads from the mark to its label [px].
+LEADER_FROM = 9.0
+
+
+def place_labels(
+    anchors: Sequence[Anchor],
+    frame: Box,
+    taken: Iterable[Box] = (),
+    strokes: Iterable[Stroke] = (),
+    size: float = 11.0,
+) -> tuple[Label | None, ...]:
+    """Find a place for every anchor's text; None where there is no room (or no text).
+
+    Greedy, the heaviest first, then two rounds in which each label may move to a better place. Guaranteed: boxes lie
+    in the frame, overlap neither each other nor `taken`, and touch no mark; no leader crosses a text. Wished for:
+    close to the mark, off the `strokes`, leaders that do not cross. size: of the font [px].
+    """
+    scene = _Scene(frame, tuple(anchors), tuple(taken), tuple(strokes))
+    order = sorted((i for i, a in enumerate(anchors) if a.lines), key=lambda i: -anchors[i].weight)
+    placed: dict[int, Label] = {}
+    for _ in range(3):
+        before = dict(placed)
+        for i in order:
+            others = [label for j, label in placed.items() if j != i]
+            label = _best(anchors[i], scene, others, size)
+            if label is not None:
+                placed[i] = label
+        if placed == before:
+            break
+    return tuple(placed.get(i) for i in range(len(anchors)))
+
+
+def _best(anchor: Anchor, scene: _Scene, others: Sequence[Label], size: float) -> Label | None:
+    """The cheapest place for one label, given the others; distance rises, so the search stops early."""
+    best, lowest = None, math.inf
+    for distance, label in _candidates(anchor, size):
+        if distance >= lowest:
+            break
+        if not label.box.within(scene.frame):
+            continue
+        direction = _direction_cost(anchor, label)
+        if distance + direction >= lowest or _blocked(label, anchor, scene, others):
+            continue
+        price = distance + direction + _price(label, anchor, scene, others)
+        if price < lowest:
+            best, lowest = label, price
+    return best
+
+
+def _candidates(anchor: Anchor, size: float) -> Iterator[tuple[float, Label]]:
+    """Places around a mark, ring after ring."""
+    width, height = _extent(anchor.lines, size)
+    for distance in DISTANCES:
+        for degrees in DIRECTIONS:
+            ux, uy = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+            x, y = anchor.x + ux * (anchor.radius + distance), anchor.y + uy * (anchor.radius + distance)
+            align = "left" if ux > 0.3 else "right" if ux < -0.3 else "center"
+            left = x - width * ALIGNS[align]
+            top = y - height * (0.0 if uy > 0.6 else 1.0 if uy < -0.6 else 0.5)
+            box = Box(left, top, left + width, top + height)
+            leader = _leader(anchor, box) if distance > LEADER_FROM else None
+            yield distance, Label(anchor.lines, box, align, anchor.tint, leader)
+
+
+def _extent(lines: Sequence[str], size: float) -> tuple[float, float]:
+    """Width and height of a text [px]."""
+    return max(text_width(line, size) for line in lines), len(lines) * size * 1.2
+
+
+def _direction_cost(anchor: Anchor, label: Label) -> float:
+    middle = math.atan2((label.box.y0 + label.box.y1) / 2 - anchor.y, (label.box.x0 + label.box.x1) / 2 - anchor.x)
+    nearest = min(DIRECTIONS, key=lambda degrees: abs(math.remainder(math.radians(degrees) - middle, math.tau)))
+    return DIRECTIONS[nearest]
+
+
+def _leader(anchor: Anchor, box: Box) -> Stroke:
+    x, y = box.nearest(anchor.x, anchor.y)
+    length = math.hypot(x - anchor.x, y - anchor.y)
+    start, end = anchor.radius / length, (length - 2) / length
+    dx, dy = x - anchor.x, y - anchor.y
+    return Stroke(anchor.x + dx * start, anchor.y + dy * start, anchor.x + dx * end, anchor.y + dy * end)
+
+
+def _blocked(label: Label, anchor: Anchor, scene: _Scene, others: Sequence[Label]) -> bool:
+    """Whether the place breaks what place_labels guarantees."""
+    box, leader = label.box, label.leader
+    if any(box.overlaps(other, 2) for other in scene.taken) or any(box.overlaps(o.box, 2) for o in others):
+        return True
+    if any(box.touches(mark.x, mark.y, mark.radius + 1.5) for mark in scene.marks):
+        return True
+    if any(other.leader is not None and other.leader.crosses(box) for other in others):
+        return True
+    return leader is not None and any(leader.crosses(o) for o in (*scene.taken, *(o.box for o in others)))
+
+
+def _price(label: Label, anchor: Anchor, scene: _Scene, others: Sequence[Label]) -> float:
+    """What a place costs beside its distance [px]: lines under the text, leaders over marks and other leaders."""
+    price = 45.0 * sum(stroke.weight for stroke in scene.strokes if stroke.crosses(label.box))
+    leader = label.leader
+    if leader is None:
+        return price
+    price += 110.0 * sum(m is not anchor and leader.passes(m.x, m.y, m.radius) for m in scene.marks)
+    price += 110.0 * sum(o.leader is not None and leader.meets(o.leader) for o in others)
+    return price + 5.0 * sum(stroke.meets(leader) for stroke in scene.strokes)
+
+
+# Geometry of the plot -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The plot in pixels and in data: log axes from x0 to x1 [FLOP/byte] and from y0 to y1 [FLOP/s]."""
+
+    width: float
+    height: float
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+
+    @property
+    def box(self) -> Box:
+        """The plot, a little inside its edges."""
+        return Box(3, 3, self.width - 3, self.height - 3)
+
+    def px(self, intensity: float) -> float:
+        """Pixels from the left edge."""
+        return self.width * math.log(intensity / self.x0) / math.log(self.x1 / self.x0)
+
+    def py(self, rate: float) -> float:
+        """Pixels from the top edge."""
+        return self.height * (1 - math.log(rate / self.y0) / math.log(self.y1 / self.y0))
+
+    def data(self, x: float, y: float) -> dict[str, float]:
+        """The data at a pixel, which may lie outside the plot."""
+        return {
+            "intensity": self.x0 * (self.x1 / self.x0) ** (x / self.width),
+            "rate": self.y0 * (self.y1 / self.y0) ** (1 - y / self.height),
+        }
+
+    def corners(self, roof: Roof) -> tuple[tuple[float, float], ...]:
+        """A roof's left end, ridge and right end [px]."""
+        ridge = roof.ridge_flop_per_byte
+        left = (0.0, self.py(roof.mem_bytes_per_s * self.x0))
+        return left, (self.px(ridge), self.py(roof.peak_flops_per_s)), (self.width, self.py(roof.peak_flops_per_s))
+
+
+def _round_down(value: float) -> float:
+    """The next lower of 1, 2, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9) or step == 1)
+
+
+def _round_up(value: float) -> float:
+    """The next higher of 1, 2, 5, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * min(step for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def domains(roofs: Sequence[Roof], points: Sequence[Point]) -> tuple[float, float, float, float]:
+    """x0, x1 [FLOP/byte], y0, y1 [FLOP/s] that hold every point, every ridge, slope and ceiling with room around.
+
+    Ends are 1, 2 or 5 times a power of ten, ticks the powers themselves.
+    """
+    ridges = [roof.ridge_flop_per_byte for roof in roofs]
+    x = [point.intensity_flop_per_byte for point in points]
+    y = [point.rate_flops_per_s for point in points]
+    x0 = _round_down(min(*(value / 1.6 for value in x), *(ridge / 30 for ridge in ridges), math.inf))
+    x1 = _round_up(max(*(value * 2 for value in x), *(ridge * 6 for ridge in ridges), 0.0))
+    slopes = [roof.mem_bytes_per_s * x0 for roof in roofs]
+    peaks = [roof.peak_flops_per_s * 3 for roof in roofs]
+    y0 = _round_down(min(*(value / 2 for value in y), *(value / 1.2 for value in slopes), math.inf))
+    return x0, x1, y0, _round_up(max(*(value * 1.6 for value in y), *peaks, 0.0))
+
+
+def _powers(low: float, high: float, most: int) -> list[float]:
+    """The powers of ten from low to high, thinned to at most `most`."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**k for k in range(first, last + 1, max(1, math.ceil((last - first + 1) / most)))]
+
+
+# Roofs and their labels -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """A label of the chart itself.
+
+    x, y: of its left end, middle or right end, as `align` says [px]. angle: clockwise [degree]. boxes: what it
+    covers. wish: what this place costs against the best one [px].
+    """
+
+    text: str
+    x: float
+    y: float
+    tint: str
+    boxes: tuple[Box, ...]
+    wish: float = 0.0
+    angle: float = 0.0
+    align: str = "center"
+
+
+def _note(text: str, x: float, y: float, tint: str, size: float, wish: float, align: str = "center") -> Note:
+    """A level note at (x, y)."""
+    width, height = text_width(text, size), size * 1.2
+    left = x - width * ALIGNS[align]
+    return Note(text, x, y, tint, (Box(left, y - height / 2, left + width, y + height / 2),), wish, 0.0, align)
+
+
+def _tilted(text: str, x: float, y: float, tint: str, size: float, wish: float, angle: float) -> Note:
+    """A note around (x, y) at an angle [rad], covered by small boxes along it."""
+    width, height = text_width(text, size), size * 1.2
+    parts = max(2, math.ceil(width / height * 1.5))
+    ux, uy, half = math.cos(angle), math.sin(angle), height * 0.55
+    steps = [(i / (parts - 1) - 0.5) * (width - height) for i in range(parts)]
+    boxes = tuple(Box(x + ux * s - half, y + uy * s - half, x + ux * s + half, y + uy * s + half) for s in steps)
+    return Note(text, x, y, tint, boxes, wish, math.degrees(angle))
+
+
+def _choose(candidates: Iterable[Note], scene: _Scene) -> Note | None:
+    """The best of several places for a note, None if every one leaves the plot or covers another note."""
+    best, lowest = None, math.inf
+    for note in candidates:
+        if note.wish >= lowest:
+            continue
+        if not all(box.within(scene.frame) for box in note.boxes):
+            continue
+        if any(box.overlaps(other, 3) for box in note.boxes for other in scene.taken):
+            continue
+        marks = sum(any(box.touches(m.x, m.y, m.radius + 2) for box in note.boxes) for m in scene.marks)
+        lines = sum(any(stroke.crosses(box) for box in note.boxes) for stroke in scene.strokes)
+        near = sum(any(box.touches(m.x, m.y, m.radius + 16) for box in note.boxes) for m in scene.marks)
+        price = note.wish + 200.0 * marks + 6.0 * near + 40.0 * lines
+        if price < lowest:
+            best, lowest = note, price
+    return best
+
+
+def _on_ceiling(text: str, plane: Plane, roof: Roof, tint: str, size: float) -> Iterator[Note]:
+    """Places along a ceiling, from its right end to the left, above it and below it."""
+    _, ridge, end = plane.corners(roof)
+    width = text_width(text, size)
+    for i in range(40):
+        x = end[0] - 6 - 10 * i
+        beyond = 30.0 if x - width < ridge[0] else 0.0
+        for offset, cost in ((-size * 0.95, 0), (-size * 1.9, 12), (size * 1.05, 16)):
+            if offset < 0 or not beyond:
+                yield _note(text, x, end[1] + offset, tint, size, cost + 1.4 * i + beyond, "right")
+
+
+def _on_slope(text: str, plane: Plane, roof: Roof, tint: str, size: float) -> Iterator[Note]:
+    """Places along a slope, above it and below it, parallel to it; two thirds of the way up is preferred."""
+    left, ridge, _ = plane.corners(roof)
+    angle = math.atan2(ridge[1] - left[1], ridge[0] - left[0])
+    for step in range(2, 39):
+        part = step / 40
+        x, y = left[0] + (ridge[0] - left[0]) * part, left[1] + (ridge[1] - left[1]) * part
+        for offset, cost in ((-size * 0.95, 0.0), (-size * 1.7, 8.0), (size * 1.05, 16.0)):
+            nx, ny = x - math.sin(angle) * offset, y + math.cos(angle) * offset
+            yield _tilted(text, nx, ny, tint, size, cost + 40 * abs(part - 0.6), angle)
+
+
+def _by_ridge(texts: tuple[str, str], plane: Plane, roof: Roof, size: float) -> Iterator[tuple[Note, Note]]:
+    """Places for the two regions' names, left and right of the ridge, from the bottom upwards."""
+    x, top = plane.corners(roof)[1]
+    for i in range(12):
+        y = plane.height - 12 - 10 * i
+        if y > top + size:
+            left = _note(texts[0], x - 7, y, FAINT, size, i, "right")
+            yield left, _note(texts[1], x + 7, y, FAINT, size, i, "left")
+
+
+def _ridge_label(plane: Plane, roof: Roof, size: float) -> Iterator[Note]:
+    """Places for the ridge's value beside its rule, from the bottom upwards."""
+    x, top = plane.corners(roof)[1]
+    text = f"ridge {significant(roof.ridge_flop_per_byte)} FLOP/byte"
+    for i in range(30):
+        y = plane.height - 28 - 8 * i
+        if y > top + size * 1.5:
+            yield _note(text, x + 7, y, QUIET, size, 2.0 * i, "left")
+            yield _note(text, x - 7, y, QUIET, size, 2.0 * i + 6, "right")
+
+
+def _roof_strokes(plane: Plane, roofs: Sequence[Roof]) -> tuple[Stroke, ...]:
+    """Every line of the roofs and the rule at the ridge; the first roof is thick and dark."""
+    strokes: list[Stroke] = []
+    for i, roof in enumerate(roofs):
+        left, ridge, end = plane.corners(roof)
+        weight = 2.5 if i == 0 else 1.0
+        strokes += [Stroke(*left, *ridge, weight), Stroke(*ridge, *end, weight)]
+    x, top = plane.corners(roofs[0])[1]
+    return (*strokes, Stroke(x, top, x, plane.height))
+
+
+#: Names of the regions left and right of the ridge; the first pair that fits is taken.
+REGIONS = (("← memory-bound", "compute-bound →"), ("memory-bound", "compute-bound"), ("memory", "compute"))
+
+
+def roof_notes(plane: Plane, roofs: Sequence[Roof], marks: Sequence[Anchor], size: float) -> tuple[Note, ...]:
+    """The roofs' own labels, each where it covers no mark: bandwidth, peak, ridge, regions, further devices."""
+    first = roofs[0]
+    scene = _Scene(plane.box, tuple(marks), (), _roof_strokes(plane, roofs))
+    notes: list[Note] = []
+
+    def add(candidates: Iterable[Note]) -> None:
+        note = _choose(candidates, replace(scene, taken=tuple(box for n in notes for box in n.boxes)))
+        if note is not None:
+            notes.append(note)
+
+    peak = f"{si(first.peak_flops_per_s, 'FLOP/s')} {first.dtype}".strip()
+    if len(roofs) > 1 and first.device:
+        peak = f"{first.device} · {peak}"
+    add(_on_ceiling(peak, plane, first, INK, size))
+    add(_on_slope(si(first.mem_bytes_per_s, "B/s"), plane, first, INK, size))
+    for names in REGIONS:
+        pairs = list(_by_ridge(names, plane, first, size))
+        if all(all(box.within(plane.box) for box in note.boxes) for note in (pairs[0] if pairs else ())):
+            add(pair[0] for pair in pairs)
+            add(pair[1] for pair in pairs)
+            break
+    add(_ridge_label(plane, first, size))
+    for roof in roofs[1:]:
+        text = roof.device if roof.dtype == first.dtype else f"{roof.device} {roof.dtype}".strip()
+        ceilings = [plane.py(other.peak_flops_per_s) for other in roofs if other is not roof]
+        alone = all(abs(plane.py(roof.peak_flops_per_s) - ceiling) > 4 for ceiling in ceilings)
+        places = _on_ceiling(text, plane, roof, QUIET, size) if alone else ()
+        add([*places, *_on_slope(text, plane, roof, QUIET, size)])
+    return tuple(notes)
+
+
+# Marks and their labels -----------------------------------------------------------------------
+
+
+def usable(points: Sequence[Point]) -> tuple[tuple[Point, ...], tuple[str, ...]]:
+    """The points that a log axis can show, and the names of those that it cannot (zero, infinite or no number)."""
+
+    def fine(value: float) -> bool:
+        return math.isfinite(value) and value > 0
+
+    shown = tuple(p for p in points if fine(p.intensity_flop_per_byte) and fine(p.rate_flops_per_s))
+    kept = {id(point) for point in shown}
+    return shown, tuple(dict.fromkeys(point.label for point in points if id(point) not in kept))
+
+
+def mark_area(share: float, largest: float) -> float:
+    """Area of a mark [px²]: `largest` times its share, at least a twentieth of that so that none vanishes."""
+    within = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
+    return largest * max(within, 0.05)
+
+
+def _half_width(phase: str, area: float) -> float:
+    """Half the diameter of a circle or half the side of a square of an area [px]."""
+    return math.sqrt(area / math.pi) if PHASES[phase][2] == "circle" else math.sqrt(area) / 2
+
+
+def combined(points: Sequence[Point], plane: Plane) -> tuple[Point, ...]:
+    """Points of one phase that coincide, as one mark at the heaviest with the sum of their shares.
+
+    Points of a path stay apart: each is a step of its own, so their shares do not add.
+    """
+    marks = [Anchor(plane.px(p.intensity_flop_per_byte), plane.py(p.rate_flops_per_s), 0.0) for p in points]
+    single = [(i,) for i, p in enumerate(points) if p.path]
+    groups: list[Sequence[int]] = [*single]
+    for kind in dict.fromkeys((p.phase, p.hollow) for p in points if not p.path):
+        members = [i for i, p in enumerate(points) if not p.path and (p.phase, p.hollow) == kind]
+        groups += _coinciding(marks, sorted(members, key=lambda i: -points[i].share))
+    result = []
+    for group in sorted(groups, key=lambda group: min(group)):
+        label = merge_labels(points[i].label for i in sorted(group))
+        total = sum(points[i].share for i in group)
+        result.append(replace(points[group[0]], label=label, share=total))
+    return tuple(result)
+
+
+def anchors(points: Sequence[Point], plane: Plane, largest: float, size: float) -> tuple[Anchor, ...]:
+    """The points as marks, in their order; of those within a few pixels one carries a label for all.
+
+    A hollow point has no label where a filled one of its phase has the same.
+    """
+    marks = []
+    for p in points:
+        half = _half_width(p.phase, mark_area(p.share, largest))
+        radius = half if PHASES[p.phase][2] == "circle" else half * 1.3
+        marks.append(Anchor(plane.px(p.intensity_flop_per_byte), plane.py(p.rate_flops_per_s), radius))
+    measured = {(p.phase, name) for p in points if not p.hollow for name in p.label.split(", ")}
+    named = [i for i, p in enumerate(points) if p.label]
+    named = [i for i in named if not (points[i].hollow and _names(points[i]) <= measured)]
+    for group in _coinciding(marks, named):
+        members = [points[i] for i in group]
+        head = max(group, key=lambda i: marks[i].radius)
+        tint = PHASES[members[0].phase][1] if len({point.phase for point in members}) == 1 else INK
+        lines = _shortened(_group_label(members), size, min(190.0, plane.width * 0.4))
+        weight = sum(point.share for point in members) + (1.0 if members[0].path else 0.0)
+        marks[head] = replace(marks[head], lines=lines, weight=weight, tint=tint)
+    return tuple(marks)
+
+
+def _names(point: Point) -> set[tuple[str, str]]:
+    return {(point.phase, name) for name in point.label.split(", ")}
+
+
+def _group_label(points: Sequence[Point]) -> str:
+    """The label of marks in one place; where they are of both phases it says which is whose."""
+    by_phase: dict[str, list[str]] = {}
+    for point in points:
+        by_phase.setdefault(point.phase, []).extend(point.label.split(", "))
+    if len(by_phase) == 1:
+        return merge_labels(name for names in by_phase.values() for name in names)
+    every = dict.fromkeys(name for names in by_phase.values() for name in names)
+    owners = {name: [phase for phase, names in by_phase.items() if name in names] for name in every}
+    return ", ".join(f"{name} ({owner[0] if len(owner) == 1 else 'both'})" for name, owner in owners.items())
+
+
+def _coinciding(marks: Sequence[Anchor], indices: Iterable[int], within: float = 5.0) -> list[list[int]]:
+    """Groups of marks whose centres lie within a few pixels of the group's first."""
+    groups: list[list[int]] = []
+    for i in indices:
+        for group in groups:
+            first = marks[group[0]]
+            if math.hypot(marks[i].x - first.x, marks[i].y - first.y) <= within:
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def _path_strokes(points: Sequence[Point], marks: Sequence[Anchor]) -> tuple[Stroke, ...]:
+    """The lines that join points of one path."""
+    last: dict[str, Anchor] = {}
+    strokes = []
+    for point, mark in zip(points, marks, strict=True):
+        if point.path and point.path in last:
+            strokes.append(Stroke(last[point.path].x, last[point.path].y, mark.x, mark.y))
+        last[point.path] = mark
+    return tuple(strokes)
+
+
+# Layout and specification ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One entry of the legend: a symbol (phase, area, hollow) or none, and its text."""
+
+    text: str
+    phase: str = ""
+    area: float = 0.0
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Sizes of everything around the plot [px], and the text in it."""
+
+    plane: Plane
+    left: float
+    top: float
+    right: float
+    bottom: float
+    size: float
+    largest: float
+    title: tuple[str, ...]
+    subtitle: tuple[str, ...]
+    keys: tuple[tuple[_Key, float, float], ...]
+    key_rows: int
+
+
+KEY_ROW = 21
+
+
+def _keys(points: Sequence[Point], largest: float) -> list[list[_Key]]:
+    """The legend's entries in groups that stay together: the phases that occur, what hollow and what area mean."""
+    phases = [phase for phase in PHASES if any(p.phase == phase for p in points)]
+    keys = [[_Key(phase, phase, largest * 0.12)] for phase in phases]
+    if any(p.hollow for p in points):
+        keys.append([_Key("hollow: predicted")])
+    if any(p.share > 0 for p in points):
+        samples = [_Key(f"{part} %", phases[0], mark_area(part / 100, largest), True) for part in (10, 50)]
+        keys.append([_Key("area: share of the phase's time"), *samples])
+    return keys
+
+
+def _flow(groups: Sequence[Sequence[_Key]], size: float, width: float) -> tuple[list[tuple[_Key, float, float]], int]:
+    """Legend entries in rows: each with the left end of its text and its row's number."""
+
+    def symbol(key: _Key) -> float:
+        return 2 * _half_width(key.phase, key.area) + 5 if key.phase else 0.0
+
+    placed, x, row = [], 0.0, 0
+    for group in groups:
+        widths = [symbol(key) + text_width(key.text, size) * 0.95 for key in group]
+        if x and x + sum(widths) + 10 * (len(group) - 1) > width:
+            x, row = 0.0, row + 1
+        for key, needed in zip(group, widths, strict=True):
+            placed.append((key, x + symbol(key), float(row)))
+            x += needed + 10
+        x += 6
+    return placed, row + 1 if groups else 0
+
+
+def _layout(plot: RooflinePlot, points: Sequence[Point], notes: str, width: int, height: int) -> _Layout:
+    """Divide the picture: title, subtitle and legend above, ticks left and below, the plot in the rest."""
+    narrow = width < 520
+    size, largest = (10.0, 420.0) if narrow else (11.0, 720.0)
+    margin = 10.0 if narrow else 14.0
+    x0, x1, y0, y1 = domains(plot.roofs, points)
+    left = margin + 10 + max(text_width(si(value, "FLOP/s", 1), size) for value in _powers(y0, y1, 9))
+    room = width - 2 * margin
+    title = wrap(plot.title, 16 if not narrow else 15, room, bold=True)
+    subtitle = wrap(f"{plot.subtitle}  {notes}", size + 1, room)
+    keys, rows = _flow(_keys(points, largest), size, room)
+    top = margin + 20 * len(title) + 16 * len(subtitle) + KEY_ROW * rows + 36
+    bottom = 46.0
+    inner = max(height - top - bottom, 150.0 if not narrow else 300.0)
+    plane = Plane(width - left - margin - 4, inner, x0, x1, y0, y1)
+    return _Layout(
+        plane, left, top, margin + 4, bottom, size, largest, title or ("",), subtitle, tuple(keys), rows
+    )
+
+
+def _checked(plot: RooflinePlot, width: int, height: int) -> None:
+    """Raise GambrelError for what cannot be drawn."""
+    if not plot.roofs:
+        raise GambrelError("a roofline needs at least one roof")
+    for roof in plot.roofs:
+        for name in ("peak_flops_per_s", "mem_bytes_per_s"):
+            value = getattr(roof, name)
+            if not (math.isfinite(value) and value > 0):
+                raise GambrelError(f"the roof of {roof.device} has {name} = {value}; it must be a positive number")
+    for point in plot.points:
+        if point.phase not in PHASES:
+            raise GambrelError(f"{point.label} has the phase {point.phase!r}; it must be one of {', '.join(PHASES)}")
+    if width < SMALLEST[0] or height < SMALLEST[1]:
+        raise GambrelError(f"a chart needs at least {SMALLEST[0]} x {SMALLEST[1]} pixels, not {width} x {height}")
+
+
+def roofline_chart(plot: RooflinePlot, width: int = 760, height: int = 460) -> Chart:
+    """Draw a roofline: the first roof in full, further ones in grey, prefill as circles and decode as squares.
+
+    width, height: of the whole picture [px]; a picture grows higher where its title and legend need the room. Points
+    that a log axis cannot show are left out and named under the title. Raises GambrelError without a roof, for a
+    roof without a positive peak or bandwidth, an unknown phase, or a picture too small to read.
+    """
+    _checked(plot, width, height)
+    return Chart(_specification(plot, width, height), _specification(plot, *PHONE), plot.title)
+
+
+def _specification(plot: RooflinePlot, width: int, height: int) -> dict[str, Any]:
+    points, left_out = usable(plot.points)
+    note = ""
+    if left_out:
+        note = f"Not on the chart, their intensity is zero or infinite: {', '.join(left_out)}."
+    crowded = ""
+    for _ in range(2):
+        layout = _layout(plot, points, f"{note} {crowded}", width, height)
+        shown = combined(points, layout.plane)
+        marks = anchors(shown, layout.plane, layout.largest, layout.size)
+        notes = roof_notes(layout.plane, plot.roofs, marks, layout.size)
+        strokes = (*_roof_strokes(layout.plane, plot.roofs), *_path_strokes(shown, marks))
+        taken = [box for n in notes for box in n.boxes]
+        labels = place_labels(marks, layout.plane.box, taken, strokes, layout.size)
+        if crowded or all(label or not mark.lines for label, mark in zip(labels, marks, strict=True)):
+            break
+        crowded = "Where there is no room, the smallest marks have no label."
+    return _assemble(plot, shown, layout, notes, [label for label in labels if label])
+
+
+def _assemble(
+    plot: RooflinePlot, points: Sequence[Point], layout: _Layout, notes: Sequence[Note], labels: Sequence[Label]
+) -> dict[str, Any]:
+    """The layers, from back to front, and the frame around them; Altair validates the whole."""
+    alt = _library("altair")
+    plane = layout.plane
+    layers = [
+        *_roof_layers(alt, plot.roofs, layout),
+        *_path_layers(alt, points, layout),
+        *_leader_layers(alt, labels, plane),
+        *_mark_layers(alt, points, layout),
+        *_text_layers(alt, notes, labels, layout),
+        *_key_layers(alt, layout),
+    ]
+    title = alt.TitleParams(
+        text=list(layout.title),
+        subtitle=list(layout.subtitle) if layout.subtitle else alt.Undefined,
+        orient="none",
+        anchor="start",
+        align="left",
+        baseline="top",
+        dx=-(layout.left - layout.right + 4),
+        dy=layout.right + 2 - layout.top,
+    )
+    chart = alt.layer(*layers, title=title, width=plane.width, height=plane.height)
+    chart = chart.properties(
+        background="white",
+        description=f"Roofline chart. {plot.title}",
+        autosize=alt.AutoSizeParams(type="none"),
+        padding={"left": layout.left, "top": layout.top, "right": layout.right, "bottom": layout.bottom},
+    )
+    spec: dict[str, Any] = _styled(chart, layout).to_dict()
+    return spec
+
+
+def _styled(chart: Any, layout: _Layout) -> Any:
+    """Quiet axes and one font."""
+    size = layout.size
+    return (
+        chart.configure(font=FONT)
+        .configure_view(stroke=None)
+        .configure_title(
+            fontSize=15 if size < 11 else 16,
+            fontWeight=600,
+            color=INK,
+            lineHeight=20,
+            subtitleFontSize=size + 1,
+            subtitleColor=QUIET,
+            subtitleLineHeight=16,
+            subtitlePadding=5,
+        )
+        .configure_axis(
+            gridColor=GRID,
+            domainColor=FAINT,
+            tickColor=FAINT,
+            tickSize=4,
+            labelColor=QUIET,
+            labelFontSize=size,
+            labelPadding=4,
+            titleColor=QUIET,
+            titleFontSize=size,
+            titleFontWeight="normal",
+        )
+    )
+
+
+def _positions(alt: Any, layout: _Layout) -> dict[str, Any]:
+    """The encodings of x and y that every layer shares, with their axes."""
+    plane = layout.plane
+    x_axis = alt.Axis(
+        title="arithmetic intensity [FLOP/byte]",
+        values=_powers(plane.x0, plane.x1, max(3, int(plane.width // 42))),
+        labelExpr="format(datum.value, datum.value < 0.001 ? '~e' : ',~r')",
+        titlePadding=8,
+        labelOverlap=False,
+    )
+    y_axis = alt.Axis(
+        title="rate [FLOP/s]",
+        values=_powers(plane.y0, plane.y1, 9),
+        labelExpr="replace(format(datum.value, '~s'), regexp('([A-Za-z]?)$'), ' $1FLOP/s')",
+        labelOverlap=False,
+        titleAngle=0,
+        titleAlign="left",
+        titleBaseline="bottom",
+        titleX=-(layout.left - layout.right + 4),
+        titleY=-8,
+    )
+    x_scale = alt.Scale(type="log", domain=[plane.x0, plane.x1], nice=False)
+    y_scale = alt.Scale(type="log", domain=[plane.y0, plane.y1], nice=False)
+    return {"x": alt.X("intensity:Q", scale=x_scale, axis=x_axis), "y": alt.Y("rate:Q", scale=y_scale, axis=y_axis)}
+
+
+def _layer(alt: Any, rows: Sequence[dict[str, Any]]) -> Any:
+    return alt.Chart(alt.InlineData(values=list(rows)))
+
+
+def _roof_layers(alt: Any, roofs: Sequence[Roof], layout: _Layout) -> list[Any]:
+    """The rule at the ridge, then the roofs, the first on top."""
+    plane, position = layout.plane, _positions(alt, layout)
+    ridge, top = roofs[0].ridge_flop_per_byte, roofs[0].peak_flops_per_s
+    rule = [{"intensity": ridge, "rate": top, "floor": plane.y0}]
+    layers = [
+        _layer(alt, rule)
+        .mark_rule(color=FAINT, strokeWidth=1, strokeDash=[3, 3], tooltip=None)
+        .encode(**position, y2="floor:Q")
+    ]
+    for i in range(len(roofs) - 1, -1, -1):
+        roof = roofs[i]
+        tip = {
+            "device": f"{roof.device} {roof.dtype}".strip(),
+            "peak": si(roof.peak_flops_per_s, "FLOP/s"),
+            "bandwidth": si(roof.mem_bytes_per_s, "B/s"),
+            "ridge": f"{significant(roof.ridge_flop_per_byte)} FLOP/byte",
+        }
+        rows = [{**plane.data(x, y), **tip} for x, y in plane.corners(roof)]
+        color, thick = (INK, 2.0) if i == 0 else ("#b3bac2", 1.5)
+        line = _layer(alt, rows).mark_line(color=color, strokeWidth=thick, strokeJoin="round", strokeCap="round")
+        layers.append(line.encode(**position, tooltip=[alt.Tooltip(f"{key}:N") for key in tip]))
+    return layers
+
+
+def _path_layers(alt: Any, points: Sequence[Point], layout: _Layout) -> list[Any]:
+    """A thin line along each path."""
+    position = _positions(alt, layout)
+    layers = []
+    for path in dict.fromkeys(point.path for point in points if point.path):
+        members = [point for point in points if point.path == path]
+        rows = [
+            {"intensity": p.intensity_flop_per_byte, "rate": p.rate_flops_per_s, "order": i}
+            for i, p in enumerate(members)
+        ]
+        line = _layer(alt, rows).mark_line(color=PHASES[members[0].phase][0], strokeWidth=1.5, tooltip=None)
+        layers.append(line.encode(**position, order="order:Q"))
+    return layers
+
+
+def _leader_layers(alt: Any, labels: Sequence[Label], plane: Plane) -> list[Any]:
+    """Lines from marks to labels that stand far from them."""
+    rows = []
+    for label in labels:
+        if label.leader is not None:
+            start, end = plane.data(label.leader.x0, label.leader.y0), plane.data(label.leader.x1, label.leader.y1)
+            rows.append({**start, "intensity2": end["intensity"], "rate2": end["rate"]})
+    if not rows:
+        return []
+    rule = _layer(alt, rows).mark_rule(color=FAINT, strokeWidth=0.75, tooltip=None)
+    return [rule.encode(x="intensity:Q", y="rate:Q", x2="intensity2:Q", y2="rate2:Q")]
+
+
+def _vega_size(phase: str, area: float) -> float:
+    """Vega's size of a symbol of an area: it gives that of the square around a circle."""
+    return area * 4 / math.pi if PHASES[phase][2] == "circle" else area
+
+
+def _mark_layers(alt: Any, points: Sequence[Point], layout: _Layout) -> list[Any]:
+    """The points: hollow ones behind, then the large before the small."""
+    layers = []
+    for hollow in (True, False):
+        chosen = [point for point in points if point.hollow == hollow]
+        rows = [_mark_row(p, layout.largest) for p in sorted(chosen, key=lambda p: -p.share)]
+        if not rows:
+            continue
+        style = {"filled": False, "fill": "white", "strokeWidth": 1.6} if hollow else {"filled": True}
+        style |= {"fillOpacity": 0.0} if hollow else {"stroke": "white", "strokeWidth": 1.0, "opacity": 0.92}
+        channel = alt.Stroke if hollow else alt.Fill
+        tips = [alt.Tooltip(f"{key}:N", title=title) for key, title in TIPS.items()]
+        encoding = {
+            **_positions(alt, layout),
+            "fill" if not hollow else "stroke": channel("colour:N", scale=None),
+            "shape": alt.Shape("symbol:N", scale=None),
+            "size": alt.Size("area:Q", scale=None),
+            "tooltip": tips,
+        }
+        layers.append(_layer(alt, rows).mark_point(**style).encode(**encoding))
+    return layers
+
+
+#: Fields of a mark's tooltip and their titles.
+TIPS = {"operator": "operator", "phase": "phase", "at": "intensity", "attains": "rate", "part": "share"}
+
+
+def _mark_row(point: Point, largest: float) -> dict[str, Any]:
+    colour, _, symbol = PHASES[point.phase]
+    return {
+        "intensity": point.intensity_flop_per_byte,
+        "rate": point.rate_flops_per_s,
+        "colour": colour,
+        "symbol": symbol,
+        "area": _vega_size(point.phase, mark_area(point.share, largest)),
+        "operator": point.label + (" (predicted)" if point.hollow else ""),
+        "phase": point.phase,
+        "at": f"{significant(point.intensity_flop_per_byte)} FLOP/byte",
+        "attains": si(point.rate_flops_per_s, "FLOP/s"),
+        "part": f"{significant(100 * point.share, 2)} % of {point.phase} time" if point.share > 0 else "not given",
+    }
+
+
+def _text_layers(alt: Any, notes: Sequence[Note], labels: Sequence[Label], layout: _Layout) -> list[Any]:
+    """The roofs' labels, then the marks', one layer for each way of aligning them."""
+    plane = layout.plane
+    rows = [{**plane.data(n.x, n.y), "text": n.text, "tint": n.tint, "align": n.align, "angle": n.angle} for n in notes]
+    for label in labels:
+        box = label.box
+        x = box.x0 + (box.x1 - box.x0) * ALIGNS[label.align]
+        row = {"text": "\n".join(label.lines), "tint": label.tint, "align": label.align, "angle": 0}
+        rows.append({**plane.data(x, (box.y0 + box.y1) / 2 - (len(label.lines) - 1) * layout.size * 0.6), **row})
+    layers = []
+    for align in ALIGNS:
+        chosen = [row for row in rows if row["align"] == align]
+        if chosen:
+            text = _layer(alt, chosen).mark_text(
+                align=align,
+                baseline="middle",
+                fontSize=layout.size,
+                lineHeight=layout.size * 1.2,
+                lineBreak="\n",
+                tooltip=None,
+            )
+            color, angle = alt.Color("tint:N", scale=None), alt.Angle("angle:Q", scale=None)
+            layers.append(text.encode(x="intensity:Q", y="rate:Q", text="text:N", color=color, angle=angle))
+    return layers
+
+
+def _key_layers(alt: Any, layout: _Layout) -> list[Any]:
+    """The legend, above the plot."""
+    if not layout.keys:
+        return []
+    texts, symbols = [], []
+    for key, x, row in layout.keys:
+        left = x - (layout.left - layout.right + 4)
+        y = -32 - KEY_ROW * (layout.key_rows - row - 0.5)
+        texts.append({**layout.plane.data(left, y), "text": key.text})
+        if key.phase:
+            colour, _, symbol = PHASES[key.phase]
+            at = layout.plane.data(left - 5 - _half_width(key.phase, key.area), y)
+            stroke, fill = (QUIET, "white") if key.hollow else (colour, colour)
+            size = _vega_size(key.phase, key.area)
+            symbols.append({**at, "symbol": symbol, "fill": fill, "stroke": stroke, "area": size})
+    spots = _layer(alt, symbols).mark_point(filled=True, strokeWidth=1, opacity=1, tooltip=None)
+    spots = spots.encode(
+        x="intensity:Q",
+        y="rate:Q",
+        shape=alt.Shape("symbol:N", scale=None),
+        size=alt.Size("area:Q", scale=None),
+        fill=alt.Fill("fill:N", scale=None),
+        stroke=alt.Stroke("stroke:N", scale=None),
+    )
+    words = _layer(alt, texts).mark_text(
+        align="left", baseline="middle", fontSize=layout.size, color=INK, tooltip=None
+    )
+    return [spots, words.encode(x="intensity:Q", y="rate:Q", text="text:N")]

@@ -1,0 +1,164 @@
+"""What a model is made of and does: parameters by part, operators of a step, marks of a chart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gambrel import units
+from gambrel.show.tables import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gambrel.api import Model
+    from gambrel.types import Device, RooflinePlot, Step
+
+
+def params_dict(model: Model, context_tokens: int) -> dict[str, Any]:
+    """The document of `gambrel params`."""
+    from gambrel.cost.report import SCHEMA_VERSION, model_dict
+
+    return {
+        "schema": "gambrel.params",
+        "schema_version": SCHEMA_VERSION,
+        **model_dict(model),
+        "breakdown": dict(model.params_by_group),
+        "context_tokens": context_tokens,
+        "state_bytes": model.state_bytes(context_tokens),
+        "state_bytes_reserved": model.state_bytes(context_tokens, reserved=True),
+        "tensors": _tensor_rows(model),
+    }
+
+
+def _tensor_rows(model: Model) -> list[dict[str, Any]]:
+    """Weight tensors merged by name and size."""
+    rows: dict[tuple[str, str, int, int], dict[str, Any]] = {}
+    for t in model.tensors:
+        key = (t.name, t.group, t.params, t.stored_bytes)
+        row = rows.setdefault(
+            key, {"name": t.name, "group": t.group, "params": t.params, "stored_bytes": t.stored_bytes, "copies": 0}
+        )
+        row["copies"] += t.copies
+    return list(rows.values())
+
+
+def params_tables(model: Model) -> list[Table]:
+    """Parameters by group."""
+    stored: dict[str, float] = {}
+    for t in model.tensors:
+        stored[t.group] = stored.get(t.group, 0) + t.stored_bytes * t.copies
+    rows = [
+        {"group": group, "params": params, "share": params / model.params_total, "bytes": stored[group]}
+        for group, params in model.params_by_group.items()
+    ]
+    rows.append({"group": "total", "params": model.params_total, "share": 1.0, "bytes": model.weight_bytes()})
+    columns = (
+        Column("group", "part"),
+        Column("params", "parameters", "count"),
+        Column("share", "share", "share"),
+        Column("bytes", "bytes", "bytes"),
+    )
+    return [Table("params", "Parameters", columns, rows)]
+
+
+def print_params(model: Model, context_tokens: int) -> None:
+    """Totals, then the parts."""
+    from gambrel.show.text import console, print_pairs, print_tables
+
+    out = console()
+    windowed = model.state_bytes(context_tokens)
+    reserved = model.state_bytes(context_tokens, reserved=True)
+    state = f"{units.binary(windowed)} a sequence of {units.count(context_tokens)}"
+    if windowed != reserved:
+        state += f" with windows, {units.binary(reserved)} as reserved in full pages"
+    pairs = [
+        ("model", f"{model.name}, from {model.source}"),
+        ("parameters", f"{units.count(model.params_total)} ({units.parameters(model.params_total)})"),
+        ("in products", units.count(model.params_gemm)),
+        ("active", units.count(model.params_active)),
+        (
+            "weights",
+            f"{units.gigabytes(model.weight_bytes())} resident, "
+            f"{units.gigabytes(model.weight_bytes(streamed_only=True))} streamed by a step, "
+            f"{model.reading.precision.weights_name}",
+        ),
+        ("KV cache", f"{units.binary(model.kv_bytes_per_token)} a token ({model.numerics.kv.name}), {state}"),
+    ]
+    print_pairs(out, pairs)
+    print_tables(out, params_tables(model))
+    for note in model.reading.notes:
+        out.print(f"note: {note}", style="yellow")
+
+
+OPS_COLUMNS = (
+    Column("name", "operator"),
+    Column("block", "where"),
+    Column("count", "x", "count"),
+    Column("shape", "shape"),
+    Column("flops", "FLOPs", "flops"),
+    Column("weight_bytes", "weights", "size"),
+    Column("kv_bytes", "KV", "size"),
+    Column("act_bytes", "activ.", "size"),
+    Column("intensity_flop_per_byte", "FLOP/B", "ratio"),
+)
+TIME_COLUMNS = (Column("total_s", "time", "time"), Column("share", "share", "share"), Column("binding", "limit"))
+
+
+def ops_table(rows: Sequence[dict[str, Any]], device: Device | None) -> Table:
+    """Every operator of one step."""
+    columns = (*OPS_COLUMNS, *TIME_COLUMNS) if device else OPS_COLUMNS
+    caption = "FLOPs and bytes of one operator; time of all of them, none fused with another." if device else ""
+    return Table("ops", "Operators of one step", columns, rows, caption)
+
+
+def ops_dict(model: Model, device: Device | None, step: Step, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of `gambrel ops`."""
+    return {
+        "schema": "gambrel.ops",
+        "schema_version": 1,
+        "model": model.name,
+        "device": device.id if device else None,
+        "step": {
+            "batch": step.batch,
+            "new_tokens": step.new_tokens,
+            "context_tokens": step.context_tokens,
+            "causal": step.causal,
+            "logits": step.logits,
+        },
+        "ops": list(rows),
+    }
+
+
+def plot_table(plot: RooflinePlot) -> Table:
+    """The marks of a roofline chart."""
+    columns = (
+        Column("phase", "phase"),
+        Column("label", "mark"),
+        Column("intensity_flop_per_byte", "FLOP/byte", "ratio"),
+        Column("rate_flops_per_s", "attainable", "rate"),
+        Column("share", "share of time", "share"),
+    )
+    return Table("points", plot.title, columns, [_point(p) for p in plot.points], plot.subtitle)
+
+
+def _point(point: Any) -> dict[str, Any]:
+    return {
+        "phase": point.phase,
+        "label": point.label,
+        "intensity_flop_per_byte": point.intensity_flop_per_byte,
+        "rate_flops_per_s": point.rate_flops_per_s,
+        "share": point.share or None,
+    }
+
+
+def plot_dict(plot: RooflinePlot) -> dict[str, Any]:
+    """The document of `gambrel roofline`."""
+    roofs = [{**vars(roof), "ridge_flop_per_byte": roof.ridge_flop_per_byte} for roof in plot.roofs]
+    return {
+        "schema": "gambrel.roofline",
+        "schema_version": 1,
+        "title": plot.title,
+        "subtitle": plot.subtitle,
+        "roofs": roofs,
+        "points": [_point(p) for p in plot.points],
+    }
