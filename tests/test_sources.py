@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096}
-QUANTIZED = {
+QUANTIZED: dict[str, dict[str, Any]] = {
     "producer": {"name": "modelopt", "version": "0.33.1"},
     "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
 }
@@ -226,7 +226,7 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
     os.truncate(path, 16 * 2**20)
     fails(str(path), "is not UTF-8 text")
     os.truncate(path, 16 * 2**20 + 1)
-    monkeypatch.setattr(sources.json, "loads", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("was read"))
     fails(str(path), f"{path} is over 16.0 MiB, too large for a config.json")
 
 
@@ -253,9 +253,9 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(sources.os, "listdir", denied)
+    monkeypatch.setattr(os, "listdir", denied)
     fails(str(tmp_path), f"cannot read {tmp_path}: Permission denied")
-    monkeypatch.setattr(sources.os, "stat", denied)
+    monkeypatch.setattr(os, "stat", denied)
     fails("./x/config.json", "cannot read ./x/config.json: Permission denied")
 
 
@@ -339,7 +339,7 @@ def test_an_exact_name_opens_one_file(bundle: str, monkeypatch: pytest.MonkeyPat
         return open(path, *rest)
 
     monkeypatch.setattr(sources, "open", spy, raising=False)
-    monkeypatch.setattr(sources.os, "listdir", lambda *_: pytest.fail("scanned the folder"))
+    monkeypatch.setattr(os, "listdir", lambda *_: pytest.fail("scanned the folder"))
     find_config("llama-3-8b", bundle)
     assert opened == [os.path.join(bundle, "llama-3-8b.json")]
 
@@ -393,7 +393,8 @@ def test_nothing_close(bundle: str) -> None:
     assert "bundled is" not in not_found("zzzzzz", bundle=bundle)
 
 
-def test_the_bundle_of_the_package() -> None:
+def test_the_bundle_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names = bundled_names()
     for name in names:
         found = find_config(name)
@@ -520,6 +521,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_never_shows() -> None:
     error = ValueError("Illegal header value b'Bearer hf_secret\\x00' here\nmore")
     assert sources._detail(error) == "ValueError: Illegal header value b'Bearer …' here"
+    assert sources._detail(ValueError("503 for http://me:secret@host/x")) == "ValueError: 503 for http://host/x"
 
 
 @pytest.mark.usefixtures("offline")

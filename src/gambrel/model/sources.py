@@ -472,7 +472,7 @@ def _refusal(error: Exception, names: set[str], told: str, repo: str, page: str)
 
 
 def _detail(error: BaseException) -> str:
-    """An error in one line; a header that it quotes is left out, for it holds the token."""
+    """An error in one line, without the token in a header and the password in an address that it quotes."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = re.sub(r"Bearer[^'\"]*", "Bearer …", text)
+    text = re.sub(r"//[^/@\s]*@", "//", re.sub(r"Bearer[^'\"]*", "Bearer …", text))
     return _plain(f"{type(error).__name__}: {text[:200]}")

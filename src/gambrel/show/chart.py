@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import os
+import random
 import re
 import tempfile
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from gambrel.types import GambrelError
 from gambrel.units import si, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gambrel.types import Point, Roof, RooflinePlot
 
@@ -62,7 +63,9 @@ class Chart:
         target = Path(path)
         suffix = target.suffix.lower()
         if suffix not in SUFFIXES:
-            raise GambrelError(f"cannot save a chart as {target.name!r}; the suffix must be one of {' '.join(SUFFIXES)}")
+            raise GambrelError(
+                f"cannot save a chart as {target.name!r}; the suffix must be one of {' '.join(SUFFIXES)}"
+            )
         if not target.parent.is_dir():
             raise GambrelError(f"cannot save {target}: there is no folder {target.parent}")
         _write_whole(target, self._rendered(suffix))
@@ -337,9 +340,8 @@ class _Scene:
 
 
 DISTANCES = (3.0, 9.0, 16.0, 26.0, 38.0, 54.0, 74.0, 98.0, 126.0, 160.0, 200.0)
-#: Directions in degrees clockwise from the right, and what each costs [px]: beside the mark reads best.
-DIRECTIONS = {0: 0, 180: 2, 315: 3, 45: 3, 270: 4, 90: 4, 225: 5, 135: 5, 337.5: 6, 22.5: 6}
-DIRECTIONS |= {292.5: 7, 67.5: 7, 202.5: 8, 157.5: 8, 247.5: 8, 112.5: 8}
+#: What having no label costs at most places [px]; a worse place than that is no place.
+UNLABELLED = 260.0
 #: Beyond this distance a line leads from the mark to its label [px].
 LEADER_FROM = 9.0
 
@@ -353,47 +355,102 @@ def place_labels(
 ) -> tuple[Label | None, ...]:
     """Find a place for every anchor's text; None where there is no room (or no text).
 
-    Greedy, the heaviest first, then two rounds in which each label may move to a better place. Guaranteed: boxes lie
-    in the frame, overlap neither each other nor `taken`, and touch no mark; no leader crosses a text. Wished for:
-    close to the mark, off the `strokes`, leaders that do not cross. size: of the font [px].
+    Greedy from several orders, the heaviest first and others; each time labels may move again to better places, and
+    the cheapest outcome wins. Guaranteed: boxes lie in the frame, overlap neither each other nor `taken`, and touch
+    no mark; no leader crosses a text. Wished for: close to the mark, off the `strokes`, leaders that cross nothing.
+    size: of the font [px]. The same input gives the same places.
     """
     scene = _Scene(frame, tuple(anchors), tuple(taken), tuple(strokes))
-    order = sorted((i for i, a in enumerate(anchors) if a.lines), key=lambda i: -anchors[i].weight)
-    placed: dict[int, Label] = {}
-    for _ in range(3):
+    places = {i: _places(anchor, scene, size) for i, anchor in enumerate(anchors) if anchor.lines}
+    best: dict[int, _Place] = {}
+    lowest = math.inf
+    for order in _orders(anchors, places):
+        placed = _greedy(order, places)
+        price = sum(place.price for place in placed.values())
+        price += sum(UNLABELLED * (1 + anchors[i].weight) for i in places if i not in placed)
+        price += sum(_conflict(p.label, q.label) for i, p in placed.items() for j, q in placed.items() if i < j)
+        if price < lowest:
+            best, lowest = placed, price
+    return tuple(best[i].label if i in best else None for i in range(len(anchors)))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A label in a possible place, and what that costs whatever the others do [px]."""
+
+    price: float
+    label: Label
+
+
+def _places(anchor: Anchor, scene: _Scene, size: float) -> list[_Place]:
+    """Every place for one label that marks, frame and taken boxes leave, the cheapest first."""
+    places = []
+    for distance, label in _candidates(anchor, size):
+        if not _blocked(label, scene):
+            price = distance + _direction_cost(anchor, label) + _price(label, anchor, scene)
+            if price < UNLABELLED:
+                places.append(_Place(price, label))
+    return sorted(places, key=lambda place: place.price)
+
+
+def _orders(anchors: Sequence[Anchor], places: Mapping[int, Sequence[_Place]]) -> Iterator[list[int]]:
+    """Orders in which to place labels: heaviest, most constrained, by side, then shuffled (always the same way)."""
+    yield sorted(places, key=lambda i: -anchors[i].weight)
+    yield sorted(places, key=lambda i: len(places[i]))
+    yield sorted(places, key=lambda i: anchors[i].x)
+    yield sorted(places, key=lambda i: -anchors[i].x)
+    yield sorted(places, key=lambda i: anchors[i].y)
+    shuffler = random.Random(len(places))
+    for _ in range(20 if len(places) > 3 else 0):
+        yield shuffler.sample(sorted(places), len(places))
+
+
+def _greedy(order: Sequence[int], places: Mapping[int, Sequence[_Place]]) -> dict[int, _Place]:
+    """Place labels in an order, then let each move again while that helps."""
+    placed: dict[int, _Place] = {}
+    for _ in range(4):
         before = dict(placed)
         for i in order:
-            others = [label for j, label in placed.items() if j != i]
-            label = _best(anchors[i], scene, others, size)
-            if label is not None:
-                placed[i] = label
+            best = _cheapest(places[i], [place.label for j, place in placed.items() if j != i])
+            if best is not None:
+                placed[i] = best
         if placed == before:
             break
-    return tuple(placed.get(i) for i in range(len(anchors)))
+    return placed
 
 
-def _best(anchor: Anchor, scene: _Scene, others: Sequence[Label], size: float) -> Label | None:
-    """The cheapest place for one label, given the others; distance rises, so the search stops early."""
+def _cheapest(places: Sequence[_Place], others: Sequence[Label]) -> _Place | None:
+    """The cheapest place for one label beside the others."""
     best, lowest = None, math.inf
-    for distance, label in _candidates(anchor, size):
-        if distance >= lowest:
+    for place in places:
+        if place.price >= lowest:
             break
-        if not label.box.within(scene.frame):
-            continue
-        direction = _direction_cost(anchor, label)
-        if distance + direction >= lowest or _blocked(label, anchor, scene, others):
-            continue
-        price = distance + direction + _price(label, anchor, scene, others)
+        price = place.price
+        for other in others:
+            price += _conflict(place.label, other)
+            if price >= lowest:
+                break
         if price < lowest:
-            best, lowest = label, price
+            best, lowest = place, price
     return best
+
+
+def _conflict(label: Label, other: Label) -> float:
+    """What two labels cost each other: infinite where one covers the other or its leader, some if leaders cross."""
+    if label.box.overlaps(other.box, 2):
+        return math.inf
+    if label.leader is not None and label.leader.crosses(other.box):
+        return math.inf
+    if other.leader is not None and other.leader.crosses(label.box):
+        return math.inf
+    return 110.0 if label.leader is not None and other.leader is not None and label.leader.meets(other.leader) else 0.0
 
 
 def _candidates(anchor: Anchor, size: float) -> Iterator[tuple[float, Label]]:
     """Places around a mark, ring after ring."""
     width, height = _extent(anchor.lines, size)
     for distance in DISTANCES:
-        for degrees in DIRECTIONS:
+        for degrees in range(0, 360, 15):
             ux, uy = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
             x, y = anchor.x + ux * (anchor.radius + distance), anchor.y + uy * (anchor.radius + distance)
             align = "left" if ux > 0.3 else "right" if ux < -0.3 else "center"
@@ -410,9 +467,10 @@ def _extent(lines: Sequence[str], size: float) -> tuple[float, float]:
 
 
 def _direction_cost(anchor: Anchor, label: Label) -> float:
-    middle = math.atan2((label.box.y0 + label.box.y1) / 2 - anchor.y, (label.box.x0 + label.box.x1) / 2 - anchor.x)
-    nearest = min(DIRECTIONS, key=lambda degrees: abs(math.remainder(math.radians(degrees) - middle, math.tau)))
-    return DIRECTIONS[nearest]
+    """Beside the mark reads best, the right better than the left, then above and below [px]."""
+    dx = (label.box.x0 + label.box.x1) / 2 - anchor.x
+    dy = (label.box.y0 + label.box.y1) / 2 - anchor.y
+    return 5.0 * abs(dy) / max(math.hypot(dx, dy), 1e-9) + (2.0 if dx < 0 else 0.0)
 
 
 def _leader(anchor: Anchor, box: Box) -> Stroke:
@@ -423,27 +481,26 @@ def _leader(anchor: Anchor, box: Box) -> Stroke:
     return Stroke(anchor.x + dx * start, anchor.y + dy * start, anchor.x + dx * end, anchor.y + dy * end)
 
 
-def _blocked(label: Label, anchor: Anchor, scene: _Scene, others: Sequence[Label]) -> bool:
-    """Whether the place breaks what place_labels guarantees."""
+def _blocked(label: Label, scene: _Scene) -> bool:
+    """Whether a place leaves the frame, touches a mark or covers what is taken."""
     box, leader = label.box, label.leader
-    if any(box.overlaps(other, 2) for other in scene.taken) or any(box.overlaps(o.box, 2) for o in others):
+    if not box.within(scene.frame) or any(box.overlaps(other, 2) for other in scene.taken):
         return True
     if any(box.touches(mark.x, mark.y, mark.radius + 1.5) for mark in scene.marks):
         return True
-    if any(other.leader is not None and other.leader.crosses(box) for other in others):
-        return True
-    return leader is not None and any(leader.crosses(o) for o in (*scene.taken, *(o.box for o in others)))
+    return leader is not None and any(leader.crosses(other) for other in scene.taken)
 
 
-def _price(label: Label, anchor: Anchor, scene: _Scene, others: Sequence[Label]) -> float:
-    """What a place costs beside its distance [px]: lines under the text, leaders over marks and other leaders."""
-    price = 45.0 * sum(stroke.weight for stroke in scene.strokes if stroke.crosses(label.box))
+def _price(label: Label, anchor: Anchor, scene: _Scene) -> float:
+    """What a place costs beside its distance [px]: lines under the text, a leader over marks or along lines."""
+    price = 60.0 * sum(stroke.weight for stroke in scene.strokes if stroke.crosses(label.box))
     leader = label.leader
     if leader is None:
         return price
-    price += 110.0 * sum(m is not anchor and leader.passes(m.x, m.y, m.radius) for m in scene.marks)
-    price += 110.0 * sum(o.leader is not None and leader.meets(o.leader) for o in others)
-    return price + 5.0 * sum(stroke.meets(leader) for stroke in scene.strokes)
+    price += 150.0 * sum(m is not anchor and leader.passes(m.x, m.y, m.radius + 1) for m in scene.marks)
+    far = (0.6 * leader.x0 + 0.4 * leader.x1, 0.6 * leader.y0 + 0.4 * leader.y1)
+    price += 90.0 * sum(stroke.passes(*far, 3) for stroke in scene.strokes)
+    return price + 10.0 * sum(stroke.meets(leader) for stroke in scene.strokes)
 
 
 # Geometry of the plot -------------------------------------------------------------------------
@@ -796,10 +853,9 @@ class _Layout:
     """Sizes of everything around the plot [px], and the text in it."""
 
     plane: Plane
+    margin: float
     left: float
     top: float
-    right: float
-    bottom: float
     size: float
     largest: float
     title: tuple[str, ...]
@@ -807,8 +863,10 @@ class _Layout:
     keys: tuple[tuple[_Key, float, float], ...]
     key_rows: int
 
-
-KEY_ROW = 21
+    @property
+    def shift(self) -> float:
+        """From the left end of the text above the plot to the plot [px]."""
+        return self.left - self.margin
 
 
 def _keys(points: Sequence[Point], largest: float) -> list[list[_Key]]:
@@ -841,24 +899,24 @@ def _flow(groups: Sequence[Sequence[_Key]], size: float, width: float) -> tuple[
     return placed, row + 1 if groups else 0
 
 
-def _layout(plot: RooflinePlot, points: Sequence[Point], notes: str, width: int, height: int) -> _Layout:
+#: Above the plot: heights of one line of title, subtitle and legend, and of the rest; below it [px].
+TITLE_ROW, SUBTITLE_ROW, KEY_ROW, AXIS_ROW, BELOW = 20, 16, 21, 26, 46
+
+
+def _layout(plot: RooflinePlot, points: Sequence[Point], notes: Sequence[str], width: int, height: int) -> _Layout:
     """Divide the picture: title, subtitle and legend above, ticks left and below, the plot in the rest."""
     narrow = width < 520
-    size, largest = (10.0, 420.0) if narrow else (11.0, 720.0)
-    margin = 10.0 if narrow else 14.0
+    size, largest, margin = (10.0, 420.0, 10.0) if narrow else (11.0, 720.0, 14.0)
     x0, x1, y0, y1 = domains(plot.roofs, points)
     left = margin + 10 + max(text_width(si(value, "FLOP/s", 1), size) for value in _powers(y0, y1, 9))
     room = width - 2 * margin
-    title = wrap(plot.title, 16 if not narrow else 15, room, bold=True)
-    subtitle = wrap(f"{plot.subtitle}  {notes}", size + 1, room)
+    title = wrap(plot.title, size + 5, room, bold=True)
+    subtitle = tuple(line for text in (plot.subtitle, *notes) for line in wrap(text, size + 1, room))
     keys, rows = _flow(_keys(points, largest), size, room)
-    top = margin + 20 * len(title) + 16 * len(subtitle) + KEY_ROW * rows + 36
-    bottom = 46.0
-    inner = max(height - top - bottom, 150.0 if not narrow else 300.0)
+    top = margin + TITLE_ROW * len(title) + SUBTITLE_ROW * len(subtitle) + KEY_ROW * rows + AXIS_ROW + 12
+    inner = max(height - top - BELOW, 300.0 if narrow else 180.0)
     plane = Plane(width - left - margin - 4, inner, x0, x1, y0, y1)
-    return _Layout(
-        plane, left, top, margin + 4, bottom, size, largest, title or ("",), subtitle, tuple(keys), rows
-    )
+    return _Layout(plane, margin, left, top, size, largest, title or ("",), subtitle, tuple(keys), rows)
 
 
 def _checked(plot: RooflinePlot, width: int, height: int) -> None:
@@ -890,21 +948,17 @@ def roofline_chart(plot: RooflinePlot, width: int = 760, height: int = 460) -> C
 
 def _specification(plot: RooflinePlot, width: int, height: int) -> dict[str, Any]:
     points, left_out = usable(plot.points)
-    note = ""
-    if left_out:
-        note = f"Not on the chart, their intensity is zero or infinite: {', '.join(left_out)}."
-    crowded = ""
-    for _ in range(2):
-        layout = _layout(plot, points, f"{note} {crowded}", width, height)
+    remarks = [f"Not on the chart, as their intensity is zero or infinite: {', '.join(left_out)}"] if left_out else []
+    for crowded in ("", "Where there is no room, the smallest marks have no label."):
+        layout = _layout(plot, points, [*remarks, crowded], width, height)
         shown = combined(points, layout.plane)
         marks = anchors(shown, layout.plane, layout.largest, layout.size)
         notes = roof_notes(layout.plane, plot.roofs, marks, layout.size)
         strokes = (*_roof_strokes(layout.plane, plot.roofs), *_path_strokes(shown, marks))
         taken = [box for n in notes for box in n.boxes]
         labels = place_labels(marks, layout.plane.box, taken, strokes, layout.size)
-        if crowded or all(label or not mark.lines for label, mark in zip(labels, marks, strict=True)):
+        if all(label or not mark.lines for label, mark in zip(labels, marks, strict=True)):
             break
-        crowded = "Where there is no room, the smallest marks have no label."
     return _assemble(plot, shown, layout, notes, [label for label in labels if label])
 
 
@@ -921,23 +975,22 @@ def _assemble(
         *_mark_layers(alt, points, layout),
         *_text_layers(alt, notes, labels, layout),
         *_key_layers(alt, layout),
+        *_subtitle_layers(alt, layout),
     ]
     title = alt.TitleParams(
         text=list(layout.title),
-        subtitle=list(layout.subtitle) if layout.subtitle else alt.Undefined,
         orient="none",
         anchor="start",
         align="left",
-        baseline="top",
-        dx=-(layout.left - layout.right + 4),
-        dy=layout.right + 2 - layout.top,
+        dx=-layout.shift,
+        dy=-layout.top + layout.margin + 15,
     )
     chart = alt.layer(*layers, title=title, width=plane.width, height=plane.height)
     chart = chart.properties(
         background="white",
         description=f"Roofline chart. {plot.title}",
         autosize=alt.AutoSizeParams(type="none"),
-        padding={"left": layout.left, "top": layout.top, "right": layout.right, "bottom": layout.bottom},
+        padding={"left": layout.left, "top": layout.top, "right": layout.margin + 4, "bottom": BELOW},
     )
     spec: dict[str, Any] = _styled(chart, layout).to_dict()
     return spec
@@ -954,10 +1007,6 @@ def _styled(chart: Any, layout: _Layout) -> Any:
             fontWeight=600,
             color=INK,
             lineHeight=20,
-            subtitleFontSize=size + 1,
-            subtitleColor=QUIET,
-            subtitleLineHeight=16,
-            subtitlePadding=5,
         )
         .configure_axis(
             gridColor=GRID,
@@ -992,8 +1041,8 @@ def _positions(alt: Any, layout: _Layout) -> dict[str, Any]:
         titleAngle=0,
         titleAlign="left",
         titleBaseline="bottom",
-        titleX=-(layout.left - layout.right + 4),
-        titleY=-8,
+        titleX=-layout.shift,
+        titleY=-12,
     )
     x_scale = alt.Scale(type="log", domain=[plane.x0, plane.x1], nice=False)
     y_scale = alt.Scale(type="log", domain=[plane.y0, plane.y1], nice=False)
@@ -1070,8 +1119,8 @@ def _mark_layers(alt: Any, points: Sequence[Point], layout: _Layout) -> list[Any
         rows = [_mark_row(p, layout.largest) for p in sorted(chosen, key=lambda p: -p.share)]
         if not rows:
             continue
-        style = {"filled": False, "fill": "white", "strokeWidth": 1.6} if hollow else {"filled": True}
-        style |= {"fillOpacity": 0.0} if hollow else {"stroke": "white", "strokeWidth": 1.0, "opacity": 0.92}
+        style: dict[str, Any] = {"filled": not hollow, "opacity": 1, "strokeWidth": 1.6 if hollow else 1.0}
+        style |= {"fill": "transparent"} if hollow else {"stroke": "white"}
         channel = alt.Stroke if hollow else alt.Fill
         tips = [alt.Tooltip(f"{key}:N", title=title) for key, title in TIPS.items()]
         encoding = {
@@ -1137,8 +1186,8 @@ def _key_layers(alt: Any, layout: _Layout) -> list[Any]:
         return []
     texts, symbols = [], []
     for key, x, row in layout.keys:
-        left = x - (layout.left - layout.right + 4)
-        y = -32 - KEY_ROW * (layout.key_rows - row - 0.5)
+        left = x - layout.shift
+        y = -AXIS_ROW - 6 - KEY_ROW * (layout.key_rows - row - 0.5)
         texts.append({**layout.plane.data(left, y), "text": key.text})
         if key.phase:
             colour, _, symbol = PHASES[key.phase]
@@ -1155,7 +1204,20 @@ def _key_layers(alt: Any, layout: _Layout) -> list[Any]:
         fill=alt.Fill("fill:N", scale=None),
         stroke=alt.Stroke("stroke:N", scale=None),
     )
-    words = _layer(alt, texts).mark_text(
-        align="left", baseline="middle", fontSize=layout.size, color=INK, tooltip=None
-    )
+    words = _layer(alt, texts).mark_text(align="left", baseline="middle", fontSize=layout.size, color=INK, tooltip=None)
     return [spots, words.encode(x="intensity:Q", y="rate:Q", text="text:N")]
+
+
+def _subtitle_layers(alt: Any, layout: _Layout) -> list[Any]:
+    """The lines under the title; text, because Vega puts the subtitle of a free title on top of it."""
+    if not layout.subtitle:
+        return []
+    first = -layout.top + layout.margin + TITLE_ROW * len(layout.title) + SUBTITLE_ROW * 0.6
+    rows = [
+        {**layout.plane.data(-layout.shift, first + SUBTITLE_ROW * i), "text": line}
+        for i, line in enumerate(layout.subtitle)
+    ]
+    words = _layer(alt, rows).mark_text(
+        align="left", baseline="middle", fontSize=layout.size + 1, color=QUIET, tooltip=None
+    )
+    return [words.encode(x="intensity:Q", y="rate:Q", text="text:N")]
