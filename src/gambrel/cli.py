@@ -7,15 +7,17 @@ start-up budget.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel import units
 from gambrel.types import GambrelError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from gambrel.api import Model
     from gambrel.cost.report import Options, Report
@@ -58,8 +60,6 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         print(f"gambrel: {error}", file=sys.stderr)
         return WRONG
     except BrokenPipeError:
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except KeyboardInterrupt:
@@ -67,10 +67,14 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Wide option columns, text kept as written."""
+    """Wide option columns, text kept as written; the width is found without importing shutil."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
+        try:
+            columns = os.get_terminal_size().columns
+        except OSError:
+            columns = 100
+        super().__init__(prog, max_help_position=32, width=min(columns, 110) - 2)
 
 
 def _top_parser() -> argparse.ArgumentParser:

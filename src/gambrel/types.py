@@ -7,12 +7,13 @@ W window, all in tokens. Every size is in bytes, every count of operations in FL
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from gambrel.units import Num, ceil_div, is_grid, maximum, minimum, number, total
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
 
 class GambrelError(Exception):

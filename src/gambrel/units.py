@@ -6,13 +6,15 @@ strings that this module reads and writes. It is the only place with 1e9 and 2**
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
-#: One number or a NumPy array of them. A scalar stays an exact Python integer where it is one.
-Num = Any
+    #: One number or a NumPy array of them. A scalar stays an exact Python integer where it is one.
+    Num = Any
+else:
+    Num = object
 
 SI = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

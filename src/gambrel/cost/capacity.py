@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model.arch import kv_bytes_per_token, state_bytes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
     from gambrel.types import Cache
     from gambrel.units import Num
 

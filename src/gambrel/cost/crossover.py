@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
 from gambrel.types import Step
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gambrel.cost.capacity import Capacity
     from gambrel.cost.roofline import Demand
@@ -25,8 +25,7 @@ class Crossover:
     ridge_flop_per_byte: of the device in the dtype of the weight products. weights_batch: batch whose weight products
     meet the ridge, cache left out. resident_batch: the same by time with all resident bytes. step_batch: batch of the
     whole step at this context, None where none exists. intensity_limit: of the step as the batch grows without bound.
-    cache_bytes: cache of weights_batch sequences at this context. max_batch: largest that fits. context_limit:
-    longest context at which a compute-bound batch exists, None where it exists at every context.
+    cache_bytes: cache of weights_batch sequences at this context. max_batch: largest that fits.
     """
 
     context_tokens: int
@@ -39,7 +38,6 @@ class Crossover:
     cache_bytes: float
     max_batch: int
     fits: bool
-    context_limit: int | None
 
     @property
     def exists(self) -> bool:
@@ -68,8 +66,19 @@ def crossover(model: Model, device: Device, context_tokens: int, room: Capacity)
         (weights_batch or 0.0) * room.sequence_bytes(context_tokens),
         room.max_batch(context_tokens),
         wanted is not None and room.fits(wanted, context_tokens),
-        need.longest_context(),
     )
+
+
+def context_limit(model: Model, device: Device, tp: int = 1) -> int | None:
+    """Longest context at which a compute-bound batch exists [token]; None where it exists at every context."""
+    need = _Needs(model, device, tp)
+    if need.surplus_s(LONGEST_TOKENS) > 0:
+        return None
+    low, high = 0, LONGEST_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if need.surplus_s(middle) > 0 else (low, middle - 1)
+    return low
 
 
 class _Needs:
@@ -113,13 +122,3 @@ class _Needs:
                 break
             batch = following
         return following
-
-    def longest_context(self) -> int | None:
-        """Longest context with a positive surplus [token]; None where it is positive at every context."""
-        if self.surplus_s(LONGEST_TOKENS) > 0:
-            return None
-        low, high = 0, LONGEST_TOKENS
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.surplus_s(middle) > 0 else (low, middle - 1)
-        return low

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gambrel.cost.capacity import RESERVE_SOURCE
 from gambrel.types import GambrelError
 from gambrel.units import count, duration, gigabytes, si, significant
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

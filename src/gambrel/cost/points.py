@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gambrel import units
 from gambrel.cost.report import step_ops
 from gambrel.cost.roofline import demand, op_bound, op_intensity, step_bound
 from gambrel.types import Device, GambrelError, Point, Roof, RooflinePlot, Step
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gambrel.model.model import Model
     from gambrel.types import Op

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity, fit_rows
 from gambrel.cost.crossover import Crossover, crossover
@@ -11,7 +10,9 @@ from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, 
 from gambrel.model.arch import check_tp
 from gambrel.types import GambrelError, Step
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
     from gambrel.model.model import Model
     from gambrel.types import Device, Op
 

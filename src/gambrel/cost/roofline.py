@@ -6,11 +6,11 @@ Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gambrel.types import Bound, Cost, Device, Numerics, Op
 from gambrel.units import Num, maximum, share, total
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 

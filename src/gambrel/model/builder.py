@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model.arch import Arch, Block, Experts
 from gambrel.model.fields import ConfigError, Fields
@@ -20,8 +19,10 @@ from gambrel.model.parts import (
     Table,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from gambrel.model.precision import Precision
 

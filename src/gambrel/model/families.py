@@ -7,14 +7,15 @@ configuration class in transformers 5.24; keys without a default here must be in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model.builder import Builder, Family, Layer, MoE
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Elementwise, Extra, Linear, Part, Table
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 # Layer patterns -------------------------------------------------------------------------------
 

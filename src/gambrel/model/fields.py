@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
 
 from gambrel.types import GambrelError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 #: Largest whole number that a config may hold; anything above is a broken file.
 HIGHEST = 10**9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model import arch as totals
 from gambrel.model.precision import Overrides
@@ -12,9 +11,10 @@ from gambrel.model.reader import Reading, read_config
 from gambrel.model.sources import find_config
 from gambrel.types import Step
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
+    from typing import Any, Self
 
     from gambrel.model.arch import Arch
     from gambrel.types import Cache, Numerics, Op, Tensor

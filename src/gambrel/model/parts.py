@@ -10,11 +10,11 @@ A [m, n_in] x [n_in, n_out] product costs 2·m·n_in·n_out FLOPs; its weight is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gambrel.types import Cache, Cost, Format, Numerics, Op, Step, Tensor
 from gambrel.units import Num, is_grid, minimum, total, where
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

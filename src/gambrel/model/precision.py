@@ -8,13 +8,14 @@ bitsandbytes NF4 (arXiv:2305.14314: one 32-bit scale per 64).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model.fields import HIGHEST, ConfigError, Fields
 from gambrel.types import Format, GambrelError, Numerics
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 FP32, BF16, FP16 = Format("fp32", 32, "fp32"), Format("bf16", 16, "bf16"), Format("fp16", 16, "fp16")
 PLAIN = {"fp32": FP32, "bf16": BF16, "fp16": FP16}

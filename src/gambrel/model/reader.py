@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel.model.builder import Builder
 from gambrel.model.families import ARCHITECTURES, FAMILIES, NESTED, Nested
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.precision import Overrides, Precision, read_precision
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from gambrel.model.arch import Arch
 

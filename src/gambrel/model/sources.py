@@ -10,14 +10,15 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from gambrel.types import GambrelError
 from gambrel.units import BINARY, binary
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
+    from typing import Any
 
 #: The folder of bundled configs, one <name>.json each.
 BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "models")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel import units
 from gambrel.show import report as words
 from gambrel.show.tables import Column, Table
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from gambrel.api import Model
     from gambrel.cost.capacity import Capacity
@@ -63,14 +64,17 @@ def print_crossover(reports: Sequence[Report]) -> None:
 
 
 def _what_changes(report: Report) -> str:
+    from gambrel.cost.crossover import context_limit
+
     c, room = report.crossover, report.capacity
-    if c.context_limit is None:
+    limit = context_limit(report.model, report.device, room.tp)
+    if limit is None:
         return "A compute-bound batch exists at every context: the cache grows slower than the work on it."
-    if c.context_limit < 1:
+    if limit < 1:
         return "No context has a compute-bound batch: one sequence's cache costs more time than its work."
-    at_limit = room.max_batch(c.context_limit)
+    at_limit = room.max_batch(limit)
     return (
-        f"What would change it: a context of at most {units.count(c.context_limit)} tokens (where "
+        f"What would change it: a context of at most {units.count(limit)} tokens (where "
         f"{units.count(at_limit)} sequences fit), a smaller cache per token (--kv-dtype fp8), or a device with a lower "
         f"ridge than {units.significant(c.ridge_flop_per_byte)} FLOP/byte. Quantised weights with their own faster "
         "products move bytes and peak together, so the weights' batch stays."

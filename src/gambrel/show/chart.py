@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ALIGNS = {"left": 0.0, "center": 0.5, "right": 1.0}
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
-MIME = "application/vnd.vegalite.v6.json"
 SUFFIXES = (".svg", ".png", ".html", ".json")
 #: Layout for a phone: width and least height [px].
 PHONE = (380, 540)
@@ -97,7 +96,12 @@ class Chart:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """What a notebook shows: Vega-Lite where it can, else the SVG."""
-        return {MIME: self.spec, "image/svg+xml": self.svg(), "text/plain": f"<Chart {self.title!r}>"}
+        version = re.search(r"v\d+", str(self.spec.get("$schema", ""))) or ["v6"]
+        return {
+            f"application/vnd.vegalite.{version[0]}.json": self.spec,
+            "image/svg+xml": self.svg(),
+            "text/plain": f"<Chart {self.title!r}>",
+        }
 
 
 PAGE = """<!DOCTYPE html>
@@ -166,11 +170,11 @@ def _write_whole(target: Path, content: bytes) -> None:
 
 
 def _library(name: str) -> Any:
-    """Import a library of the chart extra on first use. Raises GambrelError with what to install."""
+    """Import a library on first use. Raises GambrelError with what to install."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise GambrelError('charts need altair and vl-convert-python: pip install "gambrel[chart]"') from None
+        raise GambrelError("charts need altair and vl-convert-python: pip install altair vl-convert-python") from None
 
 
 # Text in pixels -------------------------------------------------------------------------------
@@ -257,10 +261,16 @@ class Box:
         """Its point nearest to (x, y)."""
         return min(max(x, self.x0), self.x1), min(max(y, self.y0), self.y1)
 
+    def gap(self, mark: Anchor) -> float:
+        """What lies between it and the rim of a mark [px]."""
+        x, y = self.nearest(mark.x, mark.y)
+        return math.hypot(x - mark.x, y - mark.y) - mark.radius
+
     def touches(self, x: float, y: float, radius: float) -> bool:
         """Whether it meets the disc around (x, y)."""
-        near = self.nearest(x, y)
-        return math.hypot(near[0] - x, near[1] - y) < radius
+        dx = self.x0 - x if x < self.x0 else x - self.x1 if x > self.x1 else 0.0
+        dy = self.y0 - y if y < self.y0 else y - self.y1 if y > self.y1 else 0.0
+        return dx * dx + dy * dy < radius * radius
 
 
 @dataclass(frozen=True)
@@ -275,6 +285,10 @@ class Stroke:
 
     def crosses(self, box: Box) -> bool:
         """Whether any of it lies in the box (Liang and Barsky 1984)."""
+        if max(self.x0, self.x1) < box.x0 or min(self.x0, self.x1) > box.x1:
+            return False
+        if max(self.y0, self.y1) < box.y0 or min(self.y0, self.y1) > box.y1:
+            return False
         dx, dy = self.x1 - self.x0, self.y1 - self.y0
         first, last = 0.0, 1.0
         for p, q in ((-dx, self.x0 - box.x0), (dx, box.x1 - self.x0), (-dy, self.y0 - box.y0), (dy, box.y1 - self.y0)):
@@ -339,7 +353,7 @@ class _Scene:
     strokes: tuple[Stroke, ...]
 
 
-DISTANCES = (3.0, 9.0, 16.0, 26.0, 38.0, 54.0, 74.0, 98.0, 126.0, 160.0, 200.0)
+DISTANCES = (3.0, 7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0, 98.0, 120.0, 145.0, 175.0)
 #: What having no label costs at most places [px]; a worse place than that is no place.
 UNLABELLED = 260.0
 #: Beyond this distance a line leads from the mark to its label [px].
@@ -366,8 +380,7 @@ def place_labels(
     lowest = math.inf
     for order in _orders(anchors, places):
         placed = _greedy(order, places)
-        price = sum(place.price for place in placed.values())
-        price += sum(UNLABELLED * (1 + anchors[i].weight) for i in places if i not in placed)
+        price = sum((placed[i].price if i in placed else UNLABELLED) * (1 + 2 * anchors[i].weight) for i in places)
         price += sum(_conflict(p.label, q.label) for i, p in placed.items() for j, q in placed.items() if i < j)
         if price < lowest:
             best, lowest = placed, price
@@ -401,14 +414,14 @@ def _orders(anchors: Sequence[Anchor], places: Mapping[int, Sequence[_Place]]) -
     yield sorted(places, key=lambda i: -anchors[i].x)
     yield sorted(places, key=lambda i: anchors[i].y)
     shuffler = random.Random(len(places))
-    for _ in range(20 if len(places) > 3 else 0):
+    for _ in range(12 if len(places) > 3 else 0):
         yield shuffler.sample(sorted(places), len(places))
 
 
 def _greedy(order: Sequence[int], places: Mapping[int, Sequence[_Place]]) -> dict[int, _Place]:
     """Place labels in an order, then let each move again while that helps."""
     placed: dict[int, _Place] = {}
-    for _ in range(4):
+    for _ in range(3):
         before = dict(placed)
         for i in order:
             best = _cheapest(places[i], [place.label for j, place in placed.items() if j != i])
@@ -492,14 +505,19 @@ def _blocked(label: Label, scene: _Scene) -> bool:
 
 
 def _price(label: Label, anchor: Anchor, scene: _Scene) -> float:
-    """What a place costs beside its distance [px]: lines under the text, a leader over marks or along lines."""
+    """What a place costs beside its distance [px].
+
+    That is lines under the text, another mark nearer, a leader over marks or along lines.
+    """
     price = 60.0 * sum(stroke.weight for stroke in scene.strokes if stroke.crosses(label.box))
     leader = label.leader
+    others = [m for m in scene.marks if math.hypot(m.x - anchor.x, m.y - anchor.y) > 6]
     if leader is None:
-        return price
-    price += 150.0 * sum(m is not anchor and leader.passes(m.x, m.y, m.radius + 1) for m in scene.marks)
-    far = (0.6 * leader.x0 + 0.4 * leader.x1, 0.6 * leader.y0 + 0.4 * leader.y1)
-    price += 90.0 * sum(stroke.passes(*far, 3) for stroke in scene.strokes)
+        gap = label.box.gap(anchor) + 2
+        return price + 35.0 * sum(label.box.gap(m) < gap for m in others)
+    price += 150.0 * sum(leader.passes(m.x, m.y, m.radius + 1) for m in others)
+    along = [(leader.x0 + (leader.x1 - leader.x0) * t, leader.y0 + (leader.y1 - leader.y0) * t) for t in (0.4, 0.9)]
+    price += 90.0 * sum(all(stroke.passes(x, y, 4) for x, y in along) for stroke in scene.strokes)
     return price + 10.0 * sum(stroke.meets(leader) for stroke in scene.strokes)
 
 
@@ -639,12 +657,12 @@ def _on_ceiling(text: str, plane: Plane, roof: Roof, tint: str, size: float) -> 
     """Places along a ceiling, from its right end to the left, above it and below it."""
     _, ridge, end = plane.corners(roof)
     width = text_width(text, size)
-    for i in range(40):
-        x = end[0] - 6 - 10 * i
+    for i in range(100):
+        x = end[0] - 6 - 4 * i
         beyond = 30.0 if x - width < ridge[0] else 0.0
         for offset, cost in ((-size * 0.95, 0), (-size * 1.9, 12), (size * 1.05, 16)):
             if offset < 0 or not beyond:
-                yield _note(text, x, end[1] + offset, tint, size, cost + 1.4 * i + beyond, "right")
+                yield _note(text, x, end[1] + offset, tint, size, cost + 0.5 * i + beyond, "right")
 
 
 def _on_slope(text: str, plane: Plane, roof: Roof, tint: str, size: float) -> Iterator[Note]:
@@ -685,7 +703,7 @@ def _roof_strokes(plane: Plane, roofs: Sequence[Roof]) -> tuple[Stroke, ...]:
     strokes: list[Stroke] = []
     for i, roof in enumerate(roofs):
         left, ridge, end = plane.corners(roof)
-        weight = 2.5 if i == 0 else 1.0
+        weight = 3.5 if i == 0 else 1.0
         strokes += [Stroke(*left, *ridge, weight), Stroke(*ridge, *end, weight)]
     x, top = plane.corners(roofs[0])[1]
     return (*strokes, Stroke(x, top, x, plane.height))
@@ -913,7 +931,7 @@ def _layout(plot: RooflinePlot, points: Sequence[Point], notes: Sequence[str], w
     title = wrap(plot.title, size + 5, room, bold=True)
     subtitle = tuple(line for text in (plot.subtitle, *notes) for line in wrap(text, size + 1, room))
     keys, rows = _flow(_keys(points, largest), size, room)
-    top = margin + TITLE_ROW * len(title) + SUBTITLE_ROW * len(subtitle) + KEY_ROW * rows + AXIS_ROW + 12
+    top = margin + TITLE_ROW * len(title) + SUBTITLE_ROW * len(subtitle) + KEY_ROW * rows + AXIS_ROW + 18
     inner = max(height - top - BELOW, 300.0 if narrow else 180.0)
     plane = Plane(width - left - margin - 4, inner, x0, x1, y0, y1)
     return _Layout(plane, margin, left, top, size, largest, title or ("",), subtitle, tuple(keys), rows)
@@ -946,19 +964,22 @@ def roofline_chart(plot: RooflinePlot, width: int = 760, height: int = 460) -> C
     return Chart(_specification(plot, width, height), _specification(plot, *PHONE), plot.title)
 
 
+CROWDED = "Where there is no room, the smallest marks have no label."
+
+
 def _specification(plot: RooflinePlot, width: int, height: int) -> dict[str, Any]:
     points, left_out = usable(plot.points)
     remarks = [f"Not on the chart, as their intensity is zero or infinite: {', '.join(left_out)}"] if left_out else []
-    for crowded in ("", "Where there is no room, the smallest marks have no label."):
-        layout = _layout(plot, points, [*remarks, crowded], width, height)
-        shown = combined(points, layout.plane)
-        marks = anchors(shown, layout.plane, layout.largest, layout.size)
-        notes = roof_notes(layout.plane, plot.roofs, marks, layout.size)
-        strokes = (*_roof_strokes(layout.plane, plot.roofs), *_path_strokes(shown, marks))
-        taken = [box for n in notes for box in n.boxes]
-        labels = place_labels(marks, layout.plane.box, taken, strokes, layout.size)
-        if all(label or not mark.lines for label, mark in zip(labels, marks, strict=True)):
-            break
+    layout = _layout(plot, points, remarks, width, height)
+    shown = combined(points, layout.plane)
+    marks = anchors(shown, layout.plane, layout.largest, layout.size)
+    notes = roof_notes(layout.plane, plot.roofs, marks, layout.size)
+    strokes = (*_roof_strokes(layout.plane, plot.roofs), *_path_strokes(shown, marks))
+    taken = [box for n in notes for box in n.boxes]
+    labels = place_labels(marks, layout.plane.box, taken, strokes, layout.size)
+    if any(mark.lines and label is None for label, mark in zip(labels, marks, strict=True)):
+        taller = _layout(plot, points, [*remarks, CROWDED], width, height)
+        layout = replace(taller, plane=layout.plane)
     return _assemble(plot, shown, layout, notes, [label for label in labels if label])
 
 
@@ -982,8 +1003,10 @@ def _assemble(
         orient="none",
         anchor="start",
         align="left",
+        baseline="alphabetic",
+        offset=0,
         dx=-layout.shift,
-        dy=-layout.top + layout.margin + 15,
+        dy=-layout.top + layout.margin + 14,
     )
     chart = alt.layer(*layers, title=title, width=plane.width, height=plane.height)
     chart = chart.properties(
@@ -1212,7 +1235,7 @@ def _subtitle_layers(alt: Any, layout: _Layout) -> list[Any]:
     """The lines under the title; text, because Vega puts the subtitle of a free title on top of it."""
     if not layout.subtitle:
         return []
-    first = -layout.top + layout.margin + TITLE_ROW * len(layout.title) + SUBTITLE_ROW * 0.6
+    first = -layout.top + layout.margin + TITLE_ROW * len(layout.title) + SUBTITLE_ROW * 0.65
     rows = [
         {**layout.plane.data(-layout.shift, first + SUBTITLE_ROW * i), "text": line}
         for i, line in enumerate(layout.subtitle)

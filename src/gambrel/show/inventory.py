@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
 
 from gambrel import units
 from gambrel.show.tables import Column, Table
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from gambrel.api import Model
     from gambrel.types import Device, RooflinePlot, Step

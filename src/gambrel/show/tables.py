@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from gambrel import units
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 #: How a cell is shown, by kind; the raw value goes to CSV and JSON untouched.
 FORMATS: dict[str, Callable[[Any], str]] = {
