@@ -7,12 +7,12 @@ memory
 
 from __future__ import annotations
 
-
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.api import Model, load_model
     from gambrel.hardware.catalogue import DeviceOverrides, load_device
     from gambrel.types import Bound, Cost, Device, GambrelError, Op, Step

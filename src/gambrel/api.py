@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-
 from gambrel.model.model import Model as ReadModel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.cost.capacity import Capacity
     from gambrel.cost.crossover import Crossover
     from gambrel.cost.report import Report

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 
 from gambrel import units
 from gambrel.types import GambrelError
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FINE, NO, WRONG = 0, 1, 2
 FORMATS = ("text", "json", "csv", "markdown")
 
 
-@dataclass(frozen=True)
+@frozen
 class Command:
     """A subcommand: one line of help, an example, what adds its options, what runs it (returns the exit status)."""
 
@@ -199,7 +199,9 @@ def _load_model(args: argparse.Namespace) -> Model:
     model = load_model(args.model, args.weight_dtype, args.kv_dtype, args.compute_dtype)
     unread = model.reading.unread
     if unread:
-        print(f"warning: config keys that gambrel does not know, which may matter: {', '.join(unread)}", file=sys.stderr)
+        print(
+            f"warning: config keys that gambrel does not know, which may matter: {', '.join(unread)}", file=sys.stderr
+        )
     return model
 
 

@@ -6,9 +6,10 @@ W window, all in tokens. Every size is in bytes, every count of operations in FL
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gambrel.units import Num, ceil_div, is_grid, maximum, minimum, number, total
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class WorkloadError(GambrelError):
     """A workload that cannot exist: no sequence, more new tokens than context, a card count that does not divide."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Format:
     """How the elements of a matrix are stored, scales included.
 
@@ -56,7 +57,7 @@ class Format:
         return int(size) if size.is_integer() else size
 
 
-@dataclass(frozen=True)
+@frozen
 class Tensor:
     """A group of equal weight tensors of a model.
 
@@ -76,7 +77,7 @@ class Tensor:
     ways: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """One forward pass: `batch` sequences with `new_tokens` each, attending to `context_tokens` keys.
 
@@ -190,7 +191,7 @@ def _triangle(n: Num, window: int | None) -> Num:
     return inside * (inside + 1) // 2 + window * maximum(n - window, 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """What an operator must do and move.
 
@@ -241,7 +242,7 @@ class Cost:
         return self.kv_read_bytes + self.kv_write_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Op:
     """One operator of a layer.
 
@@ -262,7 +263,7 @@ class Op:
     kv_ways: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Cache:
     """What one layer keeps of a sequence between steps.
 
@@ -276,7 +277,7 @@ class Cache:
     ways: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Numerics:
     """The dtypes that are not a weight's own.
 
@@ -288,7 +289,7 @@ class Numerics:
     attention: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Figure:
     """One number of a device with where it comes from; `also` holds what other sources say."""
 
@@ -298,7 +299,7 @@ class Figure:
     also: tuple[Figure, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Link:
     """A connection, one direction [byte/s]."""
 
@@ -306,7 +307,7 @@ class Link:
     bytes_per_s: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """A device's ceilings; all dense, none with sparsity.
 
@@ -349,7 +350,7 @@ class Device:
         return self.peak(dtype) / self.mem_bytes_per_s
 
 
-@dataclass(frozen=True)
+@frozen
 class Bound:
     """A lower bound on time: it cannot be beaten while the assumptions hold.
 
@@ -367,7 +368,7 @@ class Bound:
         return max(self.limits_s, key=lambda name: self.limits_s[name])
 
 
-@dataclass(frozen=True)
+@frozen
 class Roof:
     """One device's roof for one dtype: attainable rate = min(peak, intensity x bandwidth).
 
@@ -385,7 +386,7 @@ class Roof:
         return self.peak_flops_per_s / self.mem_bytes_per_s
 
 
-@dataclass(frozen=True)
+@frozen
 class Point:
     """One mark under a roof.
 
@@ -403,7 +404,7 @@ class Point:
     hollow: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class RooflinePlot:
     """Everything that a roofline chart shows: the first roof in full, any others in grey."""
 

@@ -193,9 +193,7 @@ COMPUTED = {
     "bytes.act_ffn_prefill_8k": lambda g: g["seq"] * 14336 * loaded(g).numerics.base.element_bytes,
     "bytes.logits_per_token": lambda g: head(g).flops / 2 / 4096 * loaded(g).numerics.base.element_bytes,
     "roof.intensity_1": lambda g: min(device(g).peak("bf16"), g["intensity"] * device(g).mem_bytes_per_s),
-    "intensity.rmsnorm": lambda g: (
-        (c := op(g, Step(8192, 1, 1), "input_layernorm").cost).vector_flops / c.act_bytes
-    ),
+    "intensity.rmsnorm": lambda g: (c := op(g, Step(8192, 1, 1), "input_layernorm").cost).vector_flops / c.act_bytes,
     "intensity.prefill_qkv.1b": fused_qkv_intensity,
     "intensity.limit_8k": lambda g: crossover(g).intensity_limit,
     "measured.1b_rtx.fraction": lambda g: decode(g, 1, 0).bound_s / g["measured_s"],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.model.arch import kv_bytes_per_token, state_bytes
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.types import Cache
     from gambrel.units import Num
 
@@ -21,7 +21,7 @@ RESERVE_BYTES = 1_240_000_000
 RESERVE_SOURCE = "measured: vLLM 0.19.0, Llama-3.1-8B, RTX 4090 (casys-kaist/LLMServingSim log)"
 
 
-@dataclass(frozen=True)
+@frozen
 class Capacity:
     """The memory of one device, term by term [byte].
 

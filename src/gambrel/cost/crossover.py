@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
 from gambrel.types import Step
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 LONGEST_TOKENS = 2**30
 
 
-@dataclass(frozen=True)
+@frozen
 class Crossover:
     """Where decode turns from memory-bound to compute-bound.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.cost.capacity import RESERVE_SOURCE
 from gambrel.types import GambrelError
 from gambrel.units import count, duration, gigabytes, si, significant
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ ROOFLINE = "Williams, Waterman, Patterson 2009, doi:10.1145/1498765.1498785"
 TRANSFORMER = "Vaswani et al. 2017, arXiv:1706.03762; a multiply-add is 2 FLOPs"
 
 
-@dataclass(frozen=True)
+@frozen
 class Explanation:
     """A key, what it means, its formula, the numbers put in, and where the formula or the number comes from."""
 
@@ -213,7 +212,12 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
         _params_active,
         "the config's shapes; publishers differ in what they leave out",
     ),
-    "weight_bytes_resident": ("What lies in memory.", "Σ parameters x stored bytes, scales included", _resident, "the config's dtypes"),
+    "weight_bytes_resident": (
+        "What lies in memory.",
+        "Σ parameters x stored bytes, scales included",
+        _resident,
+        "the config's dtypes",
+    ),
     "weight_bytes_streamed": (
         "What one step reads.",
         "resident - tables that are gathered (untied embedding, positions) - towers",
@@ -239,13 +243,28 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
         _flops,
         TRANSFORMER,
     ),
-    "attention_flops": ("Attention over the context.", "L x 2 x heads x (d_qk + d_v) x s", _attention_flops, TRANSFORMER),
+    "attention_flops": (
+        "Attention over the context.",
+        "L x 2 x heads x (d_qk + d_v) x s",
+        _attention_flops,
+        TRANSFORMER,
+    ),
     "kv_bytes": ("Cache that a step reads.", "batch x Σ layers min(s, W) x bytes per token", _kv_read, TRANSFORMER),
-    "intensity_flop_per_byte": ("Work per byte moved.", "FLOPs / (weights + KV read + KV written)", _intensity, ROOFLINE),
+    "intensity_flop_per_byte": (
+        "Work per byte moved.",
+        "FLOPs / (weights + KV read + KV written)",
+        _intensity,
+        ROOFLINE,
+    ),
     "memory_s": ("Time to move the bytes once.", "(weights + KV read + KV written) / bandwidth", _memory, ROOFLINE),
     "compute_s": ("Time to do the FLOPs at the dense peak.", "Σ FLOPs / peak of their dtype", _compute, ROOFLINE),
     "bound_s": ("No step is faster under these assumptions.", "max(compute_s, memory_s)", _bound, ROOFLINE),
-    "expected_bound_s": ("The bound with the experts that uniform routing hits.", "E x (1 - (1 - k/E)^batch) experts read", _expected, MOE),
+    "expected_bound_s": (
+        "The bound with the experts that uniform routing hits.",
+        "E x (1 - (1 - k/E)^batch) experts read",
+        _expected,
+        MOE,
+    ),
     "operators_s": (
         "The bound of operators run one after the other, none fused.",
         "Σ max(FLOPs/peak, (weights + KV + activations)/bandwidth)",
@@ -253,10 +272,30 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
         ROOFLINE,
     ),
     "tokens_per_s": ("Most tokens a second at the bound.", "batch / bound_s", _tokens, ROOFLINE),
-    "estimate_s": ("A prefill at a stated share of peak: an estimate, not a bound.", "compute_s / efficiency", _estimate, "--efficiency; published prefills reach 0.5 to 0.7 of peak"),
-    "budget_bytes": ("What is left for KV.", "usable x utilization - weights - reserve", _budget, f"reserve: {RESERVE_SOURCE}"),
+    "estimate_s": (
+        "A prefill at a stated share of peak: an estimate, not a bound.",
+        "compute_s / efficiency",
+        _estimate,
+        "--efficiency; published prefills reach 0.5 to 0.7 of peak",
+    ),
+    "budget_bytes": (
+        "What is left for KV.",
+        "usable x utilization - weights - reserve",
+        _budget,
+        f"reserve: {RESERVE_SOURCE}",
+    ),
     "fits": ("Whether weights, reserve and KV fit.", "batch x KV of a sequence <= budget_bytes", _fits, "budget_bytes"),
     "max_batch": ("Largest batch at this context.", "budget_bytes / KV of a sequence", _max_batch, "budget_bytes"),
-    "weights_batch": ("Batch whose weight products meet the ridge.", "ridge x bytes per weight / 2", _crossing, ROOFLINE),
-    "intensity_limit": ("Intensity as the batch grows without bound.", "FLOPs of a sequence / its KV bytes", _limit, ROOFLINE),
+    "weights_batch": (
+        "Batch whose weight products meet the ridge.",
+        "ridge x bytes per weight / 2",
+        _crossing,
+        ROOFLINE,
+    ),
+    "intensity_limit": (
+        "Intensity as the batch grows without bound.",
+        "FLOPs of a sequence / its KV bytes",
+        _limit,
+        ROOFLINE,
+    ),
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-
 from gambrel.cost.roofline import op_bound, op_intensity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.types import Device, Op
 
 

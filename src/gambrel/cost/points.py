@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel import units
 from gambrel.cost.report import step_ops
 from gambrel.cost.roofline import demand, op_bound, op_intensity, step_bound
 from gambrel.types import Device, GambrelError, Point, Roof, RooflinePlot, Step
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 SMALLEST_SHARE = 0.01
 
 
-@dataclass(frozen=True)
+@frozen
 class Marks:
     """What to mark: decode steps at these batches and this context, one prefill, operators of each, other roofs."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity, fit_rows
 from gambrel.cost.crossover import Crossover, crossover
 from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
 from gambrel.model.arch import check_tp
 from gambrel.types import GambrelError, Step
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.model.model import Model
     from gambrel.types import Device, Op
 
@@ -23,7 +23,7 @@ DECODE_BATCHES = (1, 8, 64, 256)
 CONTEXT_TOKENS = 8192
 
 
-@dataclass(frozen=True)
+@frozen
 class Options:
     """What to report.
 
@@ -50,7 +50,7 @@ class Options:
                 raise GambrelError(f"{option} {value}: accepted is a share above 0 and at most 1")
 
 
-@dataclass(frozen=True)
+@frozen
 class DecodeRow:
     """One decode step, on each of the tp devices; field names carry the units, all SI.
 
@@ -80,7 +80,7 @@ class DecodeRow:
     beyond_max_context: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class PrefillRow:
     """One prefill of one fresh prompt, on each of the tp devices.
 
@@ -102,7 +102,7 @@ class PrefillRow:
     beyond_max_context: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Report:
     """A report as data; print it, or take `to_dict`."""
 
@@ -144,9 +144,7 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
         for tokens in options.prefills
         for causal in (True, False)
     )
-    return Report(
-        model, device, options, decode, prefill, room, crossover(model, device, options.contexts[0], room)
-    )
+    return Report(model, device, options, decode, prefill, room, crossover(model, device, options.contexts[0], room))
 
 
 def capacity(model: Model, device: Device, options: Options) -> Capacity:
@@ -166,9 +164,7 @@ def step_ops(model: Model, device: Device, step: Step, tp: int = 1) -> list[Op]:
     return shard(model.ops(step, numerics_for(model.numerics, device)), tp)
 
 
-def _decode_row(
-    model: Model, device: Device, options: Options, room: Capacity, batch: int, context: int
-) -> DecodeRow:
+def _decode_row(model: Model, device: Device, options: Options, room: Capacity, batch: int, context: int) -> DecodeRow:
     ops = step_ops(model, device, Step(batch, 1, context), options.tp)
     need = demand(ops)
     if options.weights == "resident":

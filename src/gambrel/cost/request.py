@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
 from gambrel.types import Step
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from gambrel.types import Device
 
 
-@dataclass(frozen=True)
+@frozen
 class Rig:
     """What stays the same over a request: the model, its device, tensor parallelism, weights counted as streamed or
     resident, and the share of peak that a prefill reaches (an estimate, not a bound)."""
@@ -38,7 +39,7 @@ class Rig:
         return max(bound.limits_s["compute"] / efficiency, memory)
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """One batch of equal requests from first prompt token to last new token [s].
 
@@ -102,7 +103,7 @@ def sum_over(f: Callable[[int], float], first: int, last: int) -> float:
     return sum_over(f, first, middle) + sum_over(f, middle + 1, last)
 
 
-@dataclass(frozen=True)
+@frozen
 class Serving:
     """What serving designs gain, from the same numbers [s unless said].
 

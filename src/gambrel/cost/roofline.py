@@ -5,17 +5,18 @@ Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gambrel.types import Bound, Cost, Device, Numerics, Op
 from gambrel.units import Num, maximum, share, total
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-@dataclass(frozen=True)
+@frozen
 class Demand:
     """What one forward pass demands of one device, activations left out (a fused kernel keeps them on chip).
 

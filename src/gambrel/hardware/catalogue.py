@@ -7,10 +7,11 @@ plain numbers or quantities such as "3.35TB/s".
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gambrel import units
 from gambrel.types import Device, Figure, GambrelError, Link
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class DeviceError(GambrelError):
     """A device that is not known, or whose file cannot be read."""
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceOverrides:
     """What the user says instead of the catalogue: memory [byte], bandwidth [byte/s], peaks [FLOP/s] by dtype."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gambrel.types import Cache, GambrelError, Numerics, Op, Step, Tensor
 from gambrel.units import Num, minimum, total
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from gambrel.model.parts import Part
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """One kind of layer: its parts in order, and how many layers are like it."""
 
@@ -23,7 +24,7 @@ class Block:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Experts:
     """How a mixture of experts routes, for active parameters: E experts, k of them per token."""
 
@@ -31,7 +32,7 @@ class Experts:
     top_k: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Arch:
     """A decoder: `first` (embeddings), `blocks`, `last` (final norm, output head), and `extras` beside the text path.
 
@@ -114,14 +115,14 @@ def params_active(arch: Arch, tensors: Iterable[Tensor]) -> int:
 
 def weight_bytes(tensors: Iterable[Tensor], streamed_only: bool = False, tp: int = 1) -> Num:
     """Bytes of the weights on one of `tp` devices; streamed_only leaves out what a step of text does not read."""
-    return total(
-        _part_of(t.stored_bytes * t.copies, tp, t.ways) for t in tensors if t.streamed or not streamed_only
-    )
+    return total(_part_of(t.stored_bytes * t.copies, tp, t.ways) for t in tensors if t.streamed or not streamed_only)
 
 
 def _part_of(amount: Num, devices: int, ways: int | None) -> Num:
     split = devices if ways is None else min(devices, ways)
-    return amount if split == 1 else amount // split if isinstance(amount, int) and amount % split == 0 else amount / split
+    return (
+        amount if split == 1 else amount // split if isinstance(amount, int) and amount % split == 0 else amount / split
+    )
 
 
 def kv_bytes_per_token(caches: Iterable[tuple[Cache, int]], tp: int = 1) -> Num:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gambrel.model.arch import Arch, Block, Experts
 from gambrel.model.fields import ConfigError, Fields
@@ -18,6 +18,7 @@ from gambrel.model.parts import (
     Part,
     Table,
 )
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gambrel.model.precision import Precision
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """What tells one layer of a stack from another: its window [token] and whether it has experts."""
 
@@ -35,7 +36,7 @@ class Layer:
     sparse: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """A model family: how its config spells things, and which parts its layers are made of.
 
@@ -187,7 +188,9 @@ class Builder:
             inner: tuple[Linear, ...] = (self.linear(f"{path}.gate_up_proj", group, d, 2 * width, fam.mlp_bias),)
         else:
             inner = tuple(self.linear(f"{path}.{name}", group, d, width, fam.mlp_bias, width) for name in names)
-        return FeedForward(inner, self.linear(f"{path}.down_proj", group, width, d, fam.mlp_bias, width), width, self.gated)
+        return FeedForward(
+            inner, self.linear(f"{path}.down_proj", group, width, d, fam.mlp_bias, width), width, self.gated
+        )
 
     def moe(self, path: str, spec: MoE) -> MixtureOfExperts:
         """Experts of the given spec; one expert stands for all, since they are equal."""
@@ -205,7 +208,9 @@ class Builder:
                 self.linear(f"{expert}.{name}", "experts", d, spec.width, spec.bias, spec.width)
                 for name in ("gate_proj", "up_proj")
             )
-        shared = self.dense(f"{path}.shared_experts", spec.shared_width, "shared_experts") if spec.shared_width else None
+        shared = (
+            self.dense(f"{path}.shared_experts", spec.shared_width, "shared_experts") if spec.shared_width else None
+        )
         gate = self.linear(f"{path}.shared_expert_gate", "shared_experts", d, 1, ways=1) if spec.shared_gate else None
         return MixtureOfExperts(
             self.linear(f"{path}.gate", "router", d, spec.n_experts, spec.router_bias, ways=1),
@@ -303,7 +308,7 @@ class Builder:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class MoE:
     """Widths and numbers of a mixture of experts, as a family's config gives them."""
 

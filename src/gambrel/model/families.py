@@ -6,11 +6,10 @@ configuration class in transformers 5.24; keys without a default here must be in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.model.builder import Builder, Family, Layer, MoE
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Elementwise, Extra, Linear, Part, Table
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -309,9 +308,7 @@ FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": Family(layers=_all_windowed(4096), defaults={"num_key_value_heads": 8}),
     "ministral3": Family(layers=_all_windowed(None)),
-    "mixtral": Family(
-        layers=_all_sparse, ffn=_sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}
-    ),
+    "mixtral": Family(layers=_all_sparse, ffn=_sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}),
     "qwen2": Family(qkv_bias=True, layers=_qwen_windows),
     "qwen3": Family(
         qkv_bias="attention_bias",
@@ -333,9 +330,7 @@ FAMILIES: dict[str, Family] = {
         layers=_qwen_sparse,
         ffn=_sparse_or_dense(_qwen3_experts),
     ),
-    "gemma": Family(
-        defaults=_GEMMA, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"
-    ),
+    "gemma": Family(defaults=_GEMMA, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"),
     "gemma2": Family(
         defaults=_GEMMA,
         layout="sandwich",
@@ -424,7 +419,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Nested:
     """A config that holds a text config: the text family by default, and the towers beside it."""
 

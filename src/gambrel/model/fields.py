@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from gambrel.types import GambrelError
 
 TYPE_CHECKING = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from gambrel.model import arch as totals
@@ -10,6 +9,7 @@ from gambrel.model.precision import Overrides
 from gambrel.model.reader import Reading, read_config
 from gambrel.model.sources import find_config
 from gambrel.types import Step
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gambrel.types import Cache, Numerics, Op, Tensor
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A language model: its config, the reading of it, and everything that follows from shapes alone.
 

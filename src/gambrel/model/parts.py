@@ -9,10 +9,9 @@ A [m, n_in] x [n_in, n_out] product costs 2·m·n_in·n_out FLOPs; its weight is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.types import Cache, Cost, Format, Numerics, Op, Step, Tensor
 from gambrel.units import Num, is_grid, minimum, total, where
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def _dims(*sides: Num) -> str:
     return "[" + ", ".join("·" if is_grid(s) else f"{s:g}" if isinstance(s, float) else str(s) for s in sides) + "]"
 
 
-@dataclass(frozen=True)
+@frozen
 class Linear(Part):
     """A weight matrix, n_in x n_out, and its bias.
 
@@ -86,7 +85,7 @@ class Linear(Part):
         yield self.op(step.rows, numerics)
 
 
-@dataclass(frozen=True)
+@frozen
 class Norm(Part):
     """A normalisation of `width` elements, with a gain and, for LayerNorm, a bias.
 
@@ -126,7 +125,7 @@ class Norm(Part):
         yield Op(self.name, "reduction", numerics.base.name, cost, shape=_dims(rows * self.per_row, self.width), ways=1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Elementwise(Part):
     """An element-wise operator such as a residual add: `reads` inputs and `writes` outputs of `width` per row."""
 
@@ -146,7 +145,7 @@ class Elementwise(Part):
         yield Op(self.name, "elementwise", numerics.base.name, cost, shape=_dims(step.rows, self.width), ways=1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Table(Part):
     """A lookup table: `rows` entries of `width`, of which a step gathers one per token.
 
@@ -170,7 +169,7 @@ class Table(Part):
         yield Op(self.name, "movement", numerics.base.name, Cost(act_bytes=moved), shape=_dims(step.rows, self.width))
 
 
-@dataclass(frozen=True)
+@frozen
 class Head(Part):
     """The output head: one row of logits over the vocabulary for each row that needs them."""
 
@@ -189,7 +188,7 @@ class Head(Part):
         yield self.linear.op(step.head_rows, numerics)
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention(Part):
     """Scaled dot-product attention with its projections: MHA, MQA, GQA, full or windowed.
 
@@ -266,7 +265,7 @@ def _rotary(heads: int, width: int, step: Step, numerics: Numerics) -> Iterable[
     return Elementwise("rope", heads * width, reads=1, writes=1, flops_per_element=3).ops(step, numerics)
 
 
-@dataclass(frozen=True)
+@frozen
 class LatentAttention(Part):
     """Multi-head latent attention (MLA): keys and values of all heads come from one cached latent vector.
 
@@ -350,7 +349,7 @@ class LatentAttention(Part):
         return Cache(self._kv_bytes(numerics), ways=1)
 
 
-@dataclass(frozen=True)
+@frozen
 class FeedForward(Part):
     """A feed-forward network: gated (gate, up, down; fused or apart) or plain (up, down).
 
@@ -379,7 +378,7 @@ def _activation(width: int, gated: bool) -> Elementwise:
     return Elementwise("activation", width, reads=2 if gated else 1, writes=1, flops_per_element=4)
 
 
-@dataclass(frozen=True)
+@frozen
 class MixtureOfExperts(Part):
     """A router and E experts, of which each token uses k; shared experts serve every token.
 
@@ -441,7 +440,7 @@ class MixtureOfExperts(Part):
         return Op(part.name, "gemm", op.dtype, cost, shape=shape, ways=part.ways)
 
 
-@dataclass(frozen=True)
+@frozen
 class Extra(Part):
     """Weights that a forward pass of text does not touch, such as a vision tower: resident, not streamed."""
 

@@ -7,10 +7,11 @@ bitsandbytes NF4 (arXiv:2305.14314: one 32-bit scale per 64).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gambrel.model.fields import HIGHEST, ConfigError, Fields
 from gambrel.types import Format, GambrelError, Numerics
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ STORED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp32": "fp3
 ONE_PER_OUTPUT, ONE = (HIGHEST, 1), (HIGHEST, HIGHEST)
 
 
-@dataclass(frozen=True)
+@frozen
 class Overrides:
     """What the user asks for instead of what the config says; None keeps the config's."""
 
@@ -54,7 +55,7 @@ class Overrides:
                 raise GambrelError(f"{option} {value}: accepted is {', '.join(accepted)}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Scheme:
     """A checkpoint's quantisation: the format of quantised matrices, and which modules stay in the base dtype.
 
@@ -163,7 +164,9 @@ def read_precision(fields: Fields, overrides: Overrides) -> Precision:
         base = PLAIN[STORED[name]]
     if base is FP32 and not overrides.weight:
         base = BF16
-        notes.append("config.json stores float32: counted as bf16, which engines load; --weight-dtype fp32 for the file")
+        notes.append(
+            "config.json stores float32: counted as bf16, which engines load; --weight-dtype fp32 for the file"
+        )
     quant = fields.raw("quantization_config", None) or fields.raw("compression_config", None)
     if quant is None or overrides.weight:
         return Precision(base, None, overrides, tuple(notes))

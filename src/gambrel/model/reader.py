@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel.model.builder import Builder
 from gambrel.model.families import ARCHITECTURES, FAMILIES, NESTED, Nested
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.precision import Overrides, Precision, read_precision
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from gambrel.model.arch import Arch
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """A config as read: the model, its dtypes, and what the user should know about the reading.
 
@@ -48,9 +47,7 @@ def read_config(config: Mapping[str, Any], overrides: Overrides | None = None) -
     return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), tuple(fields.unread()))
 
 
-def _read_nested(
-    top: Fields, nested: Nested, model_type: str, precision: Precision, overrides: Overrides
-) -> Reading:
+def _read_nested(top: Fields, nested: Nested, model_type: str, precision: Precision, overrides: Overrides) -> Reading:
     """A text model inside a multimodal config: its family, its own dtype where the top names none, its towers."""
     inner = top.nested("text_config")
     name = inner.text("model_type", nested.text)
@@ -65,7 +62,9 @@ def _read_nested(
         tied = top.flag("tie_word_embeddings")
     builder = Builder(family, fields, precision, tied)
     arch = builder.arch(nested.towers(top, builder) if top.has("vision_config") else ())
-    return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), tuple(top.unread() + fields.unread()))
+    return Reading(
+        arch, precision, model_type, (*precision.notes, *builder.notes), tuple(top.unread() + fields.unread())
+    )
 
 
 def _dtype(inner: Fields) -> dict[str, Any]:
@@ -88,5 +87,7 @@ def _model_type(top: Fields) -> str:
                 f"but model_type is {model_type}"
             )
     if model_type not in accepted:
-        raise ConfigError(f"model_type is {model_type!r}, which gambrel does not know; accepted is {', '.join(accepted)}")
+        raise ConfigError(
+            f"model_type is {model_type!r}, which gambrel does not know; accepted is {', '.join(accepted)}"
+        )
     return model_type

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gambrel.types import GambrelError
 from gambrel.units import BINARY, binary
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ModelNotFound(GambrelError):
     """No place has the model; the message names the places, what happened at each and what to do."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """A config and where it is from.
 
@@ -60,7 +61,7 @@ class Found:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Miss:
     """Why a place does not have the model. advice: what to do about it. note: said even if another place has it."""
 

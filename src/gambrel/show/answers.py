@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel import units
 from gambrel.show import report as words
 from gambrel.show.tables import Column, Table
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ def crossover_table(reports: Sequence[Report]) -> Table:
         Column("ridge_flop_per_byte", "ridge", "ratio"),
         Column("cache_bytes", "KV at weights alone", "binary"),
     )
-    return Table("crossover", "Batch at which decode turns compute-bound", columns, [numbers(r.crossover) for r in reports])
+    return Table(
+        "crossover", "Batch at which decode turns compute-bound", columns, [numbers(r.crossover) for r in reports]
+    )
 
 
 def print_crossover(reports: Sequence[Report]) -> None:
@@ -84,7 +85,7 @@ def _what_changes(report: Report) -> str:
 # fit ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Fit:
     """What fits of a model on a device."""
 
@@ -182,7 +183,9 @@ def print_fit(fit: Fit) -> None:
         f"{units.gigabytes(room.weights_bytes)} weights - {units.gigabytes(room.reserve_bytes)} reserve "
         f"= {units.gigabytes(room.budget_bytes)}"
     )
-    print_pairs(out, [("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")])
+    print_pairs(
+        out, [("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")]
+    )
     print_tables(out, fit.tables())
     for note in fit.model.reading.notes:
         out.print(f"note: {note}", style="yellow")

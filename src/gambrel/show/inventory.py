@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from gambrel import units
 from gambrel.show.tables import Column, Table
 

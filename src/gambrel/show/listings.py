@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from gambrel.show.tables import Column, Table
 
 TYPE_CHECKING = False
@@ -91,7 +90,9 @@ def figure_rows(device: Device) -> list[dict[str, Any]]:
 
 def figures_table(device: Device, rows: Sequence[dict[str, Any]]) -> Table:
     """One device, number by number."""
-    shown = [{**row, "quantity": _quantity(row["key"], row["value"]), "also": "" if row["used"] else "also"} for row in rows]
+    shown = [
+        {**row, "quantity": _quantity(row["key"], row["value"]), "also": "" if row["used"] else "also"} for row in rows
+    ]
     columns = (
         Column("key", "number"),
         Column("quantity", "value"),

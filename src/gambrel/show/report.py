@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-
 from gambrel import units
 from gambrel.show.tables import Column, Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
     from gambrel.cost.report import DecodeRow, PrefillRow, Report
 
 DECODE_COLUMNS = (

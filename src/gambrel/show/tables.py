@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gambrel import units
+from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Column:
     """A column: key in the rows, heading, and the kind of its values (a key of FORMATS)."""
 
@@ -43,7 +42,7 @@ class Column:
         return "-" if value is None else FORMATS[self.kind](value)
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """Rows with columns. name: identifies the rows in CSV. marks: rows to stand out, by index (a warning)."""
 
