@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from gambrel.show import chart
 from gambrel.show.chart import Anchor, Box, Plane, Stroke, place_labels, roofline_chart
-from gambrel.types import GambrelError, Point, Roof, RooflinePlot
+from gambrel.plots import Point, Roof, RooflinePlot
+from gambrel.types import GambrelError
 
 H100 = Roof("H100 SXM", "bf16", 989e12, 3.35e12)
 H100_FP8 = Roof("H100 SXM", "fp8", 1979e12, 3.35e12)

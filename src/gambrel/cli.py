@@ -299,7 +299,7 @@ def _report(args: argparse.Namespace) -> int:
         return report_tables(report)
 
     if not _show(args, report.to_dict, tables):
-        from gambrel.show.text import print_report
+        from gambrel.show.report import print_report
 
         print_report(report)
     return status
@@ -366,9 +366,9 @@ def _ops(args: argparse.Namespace) -> int:
         rows = op_rows(shard(model.ops(step), args.tp), None)
     tables = lambda: [inventory.ops_table(rows, device)]  # noqa: E731
     if not _show(args, lambda: inventory.ops_dict(model, device, step, rows), tables):
-        from gambrel.show.text import console, print_tables
+        from gambrel.show.text import Page
 
-        print_tables(console(), tables())
+        Page().tables(tables())
     return FINE
 
 
@@ -397,9 +397,9 @@ def _roofline(args: argparse.Namespace) -> int:
     roofline_chart(plot).save(args.output)
     print(f"wrote {args.output}", file=sys.stderr)
     if not _show(args, lambda: inventory.plot_dict(plot), lambda: [inventory.plot_table(plot)]):
-        from gambrel.show.text import console, print_tables
+        from gambrel.show.text import Page
 
-        print_tables(console(), [inventory.plot_table(plot)])
+        Page().tables([inventory.plot_table(plot)])
     return FINE
 
 

@@ -43,11 +43,11 @@ class Case:
 def _base(**keys: Any) -> dict[str, Any]:
     return {
         "vocab_size": 320,
-        "hidden_size": 64,
+        "hidden_size": 96,
         "intermediate_size": 176,
         "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 3,
         "max_position_embeddings": 128,
         "torch_dtype": "bfloat16",
         **keys,
@@ -74,7 +74,7 @@ GEMMA3 = _base(model_type="gemma3_text", head_dim=32, num_hidden_layers=4, slidi
 PHI3 = _base(model_type="phi3", pad_token_id=0)
 OLMO2 = _base(model_type="olmo2")
 DEEPSEEK = _base(
-    num_key_value_heads=4,
+    num_key_value_heads=12,
     q_lora_rank=48,
     kv_lora_rank=40,
     qk_nope_head_dim=24,
@@ -100,39 +100,39 @@ GPT_OSS = _base(
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 320,
-    "n_embd": 64,
+    "n_embd": 96,
     "n_layer": 3,
-    "n_head": 4,
+    "n_head": 12,
     "n_positions": 128,
     "torch_dtype": "bfloat16",
 }
 OPT = {
     "model_type": "opt",
     "vocab_size": 320,
-    "hidden_size": 64,
+    "hidden_size": 96,
     "ffn_dim": 176,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": 12,
     "max_position_embeddings": 128,
-    "word_embed_proj_dim": 64,
+    "word_embed_proj_dim": 96,
     "torch_dtype": "bfloat16",
 }
 FALCON = {
     "model_type": "falcon",
     "vocab_size": 320,
-    "hidden_size": 64,
+    "hidden_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": 12,
     "torch_dtype": "bfloat16",
 }
-FALCON_NEW = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
+FALCON_NEW = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 3}
 NEOX = {k: v for k, v in _base(model_type="gpt_neox").items() if k != "num_key_value_heads"}
 BLOOM = {
     "model_type": "bloom",
     "vocab_size": 320,
-    "hidden_size": 64,
+    "hidden_size": 96,
     "n_layer": 3,
-    "n_head": 4,
+    "n_head": 12,
     "torch_dtype": "bfloat16",
 }
 GEMMA3_VISION = {
@@ -184,7 +184,7 @@ CASES = (
     Case("llama-biases", {**LLAMA, "attention_bias": True, "mlp_bias": True}),
     Case("mistral", MISTRAL),
     Case("mistral-no-window", {**MISTRAL, "sliding_window": None}),
-    Case("mistral-defaults", _without({**MISTRAL, "num_attention_heads": 8}, "num_key_value_heads", "sliding_window")),
+    Case("mistral-defaults", _without({**MISTRAL, "num_attention_heads": 16}, "num_key_value_heads", "sliding_window")),
     Case("mistral-tied-wide-head", {**MISTRAL, "tie_word_embeddings": True, "head_dim": 32}),
     Case("ministral3", MINISTRAL),
     Case("mixtral", MIXTRAL),
@@ -274,7 +274,7 @@ CASES = (
     Case("opt-no-bias-no-affine", {**OPT, "enable_bias": False, "layer_norm_elementwise_affine": False}),
     Case("opt-no-final-norm-untied", {**OPT, "_remove_final_layer_norm": True, "tie_word_embeddings": False}),
     Case("opt-narrow-untied", {**OPT, "word_embed_proj_dim": 24, "tie_word_embeddings": False}),
-    Case("falcon-7b-like", {**FALCON, "num_kv_heads": 4, "multi_query": True}),
+    Case("falcon-7b-like", {**FALCON, "num_kv_heads": 12, "multi_query": True}),
     Case("falcon-mha", {**FALCON, "multi_query": False}),
     Case("falcon-rw-like", {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True}),
     Case("falcon-40b-like", FALCON_NEW),
@@ -282,13 +282,13 @@ CASES = (
     Case("falcon-new-bias-untied", {**FALCON_NEW, "bias": True, "tie_word_embeddings": False}),
     Case("falcon-new-not-parallel", {**FALCON_NEW, "parallel_attn": False, "num_ln_in_parallel_attn": 1}),
     Case("falcon-old-two-norms", {**FALCON, "num_ln_in_parallel_attn": 2}),
-    Case("falcon-old-names", {**_without(FALCON, "hidden_size"), "n_embed": 64}),
+    Case("falcon-old-names", {**_without(FALCON, "hidden_size"), "n_embed": 96}),
     Case("gpt_neox", NEOX),
     Case("gpt_neox-sequential-tied", {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True}),
     Case("gpt_neox-no-bias", {**NEOX, "attention_bias": False, "rotary_pct": 1.0}),
     Case("bloom", BLOOM),
     Case("bloom-untied", {**BLOOM, "tie_word_embeddings": False}),
-    Case("bloom-old-names", {**_without(BLOOM, "hidden_size"), "n_embed": 64}),
+    Case("bloom-old-names", {**_without(BLOOM, "hidden_size"), "n_embed": 96}),
     Case("bloom-inner", {**BLOOM, "n_inner": 96}),
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gambrel import units
 from gambrel.cost.report import step_ops
 from gambrel.cost.roofline import demand, op_bound, op_intensity, step_bound
-from gambrel.types import Device, GambrelError, Point, Roof, RooflinePlot, Step
+from gambrel.plots import Point, Roof, RooflinePlot
+from gambrel.types import Device, GambrelError, Step
 from gambrel.values import frozen
 
 TYPE_CHECKING = False

@@ -115,7 +115,7 @@ class Report:
     crossover: Crossover
 
     def __str__(self) -> str:
-        from gambrel.show.text import report_text
+        from gambrel.show.report import report_text
 
         return report_text(self)
 

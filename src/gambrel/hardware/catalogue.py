@@ -36,35 +36,34 @@ class DeviceOverrides:
     peaks: tuple[str, ...] = ()
 
 
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Every device as its TOML file has it, by id; read from the one JSON file made of them (see build.py)."""
+    import json
+
+    with open(os.path.join(CATALOGUE, "catalogue.json"), encoding="utf-8") as file:
+        devices: dict[str, dict[str, Any]] = json.load(file)
+    return devices
+
+
 def device_ids() -> list[str]:
     """Ids of the catalogue."""
-    return sorted(name[:-5] for name in os.listdir(CATALOGUE) if name.endswith(".toml"))
+    return sorted(catalogue())
 
 
 def load_device(name: str, overrides: DeviceOverrides | None = None) -> Device:
     """A device by catalogue id, alias, or path of a TOML file. Raises DeviceError with close names."""
-    path = os.path.join(CATALOGUE, f"{name.lower()}.toml")
     if name.endswith(".toml") or os.sep in name:
-        device = _read(name)
-    elif os.path.isfile(path) and _plain(name):
-        device = _read(path)
+        device = _read(_load(name), name)
     else:
-        device = _read(_by_alias(name))
+        device = _by_name(name)
     return _override(device, overrides) if overrides else device
 
 
-def _plain(name: str) -> bool:
-    return name.replace("-", "").replace("_", "").replace(".", "").isalnum()
-
-
-def _by_alias(name: str) -> str:
-    wanted, known = name.lower(), {}
-    for device_id in device_ids():
-        path = os.path.join(CATALOGUE, f"{device_id}.toml")
-        for spelling in (device_id, *_load(path).get("aliases", ())):
-            known[spelling] = path
+def _by_name(name: str) -> Device:
+    wanted, devices = name.lower(), catalogue()
+    known = {spelling: key for key, data in devices.items() for spelling in (key, *data.get("aliases", ()))}
     if wanted in known:
-        return known[wanted]
+        return _read(devices[known[wanted]], known[wanted])
     from difflib import get_close_matches
 
     close = get_close_matches(wanted, known, 4, 0.5)
@@ -86,8 +85,7 @@ def _load(path: str) -> dict[str, Any]:
         raise DeviceError(f"cannot read device file {path}: {error}") from None
 
 
-def _read(path: str) -> Device:
-    data = _load(path)
+def _read(data: dict[str, Any], path: str) -> Device:
     reader = _Reader(data, path)
     peaks = reader.table("peak_flops_per_s", "flop/s", DTYPES)
     if not peaks:

@@ -11,9 +11,7 @@ from gambrel.model.parts import (
     Elementwise,
     FeedForward,
     Head,
-    LatentAttention,
     Linear,
-    MixtureOfExperts,
     Norm,
     Part,
     Table,
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from gambrel.model.experts import MixtureOfExperts
     from gambrel.model.precision import Precision
 
 
@@ -194,6 +193,8 @@ class Builder:
 
     def moe(self, path: str, spec: MoE) -> MixtureOfExperts:
         """Experts of the given spec; one expert stands for all, since they are equal."""
+        from gambrel.model.experts import MixtureOfExperts
+
         if spec.top_k > spec.n_experts:
             raise ConfigError(f"{spec.top_k} experts per token of {spec.n_experts}; accepted is at most all of them")
         self.experts = Experts(spec.n_experts, spec.top_k)
@@ -226,6 +227,8 @@ class Builder:
 
     def latent_attention(self, layer: Layer, path: str) -> Part:
         """Multi-head latent attention with the widths that DeepSeek's configs name."""
+        from gambrel.model.latent import LatentAttention
+
         f, h, d = self.fields, self.n_heads, self.hidden
         nope, rope, v = f.int("qk_nope_head_dim"), f.int("qk_rope_head_dim"), f.int("v_head_dim")
         latent, rank = f.int("kv_lora_rank"), f.int("q_lora_rank", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gambrel.model.builder import Builder, Family, Layer, MoE
 from gambrel.model.fields import ConfigError, Fields
-from gambrel.model.parts import Elementwise, Extra, Linear, Part, Table
+from gambrel.model.parts import Elementwise, Linear, Part, Table
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -211,6 +211,8 @@ def _bloom_first(b: Builder) -> tuple[Part, ...]:
 
 def _siglip(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Gemma 3's SigLIP tower and its projector: weights that text does not read."""
+    from gambrel.model.towers import Extra
+
     v = top.nested("vision_config", defaults=_SIGLIP)
     d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
     patch, pixels = v.int("patch_size"), v.int("image_size")
@@ -224,6 +226,8 @@ def _siglip(top: Fields, b: Builder) -> tuple[Part, ...]:
 
 def _pixtral(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Mistral 3's Pixtral tower with its patch merger and projector."""
+    from gambrel.model.towers import Extra
+
     v = top.nested("vision_config", defaults=_PIXTRAL)
     d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
     patch, merge = v.int("patch_size"), top.int("spatial_merge_size", 2)

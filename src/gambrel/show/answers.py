@@ -54,14 +54,14 @@ def crossover_table(reports: Sequence[Report]) -> Table:
 
 def print_crossover(reports: Sequence[Report]) -> None:
     """A sentence for each context, the table, and what would change it."""
-    from gambrel.show.text import console, print_tables
+    from gambrel.show.text import Page
 
-    out = console()
+    page = Page()
     for report in reports:
-        out.print(words.crossover_sentence(report), style="bold")
-    print_tables(out, [crossover_table(reports)])
-    out.print()
-    out.print(_what_changes(reports[0]))
+        page.paragraph(words.crossover_sentence(report), "bold")
+    page.tables([crossover_table(reports)])
+    page.line()
+    page.paragraph(_what_changes(reports[0]))
 
 
 def _what_changes(report: Report) -> str:
@@ -169,12 +169,12 @@ def _reserved_caption(windows: bool) -> str:
 
 def print_fit(fit: Fit) -> None:
     """The terms, then the tables."""
-    from gambrel.show.text import console, print_pairs, print_tables
+    from gambrel.show.text import Page
 
-    out, room = console(), fit.room
+    page, room = Page(), fit.room
     tokens = units.count(room.max_tokens())
-    out.print(f"{fit.model.name} on {fit.device.name}: {_room_answer(fit)}", style="bold")
-    out.print()
+    page.paragraph(f"{fit.model.name} on {fit.device.name}: {_room_answer(fit)}", "bold")
+    page.line()
     each = units.binary(fit.model.kv_bytes_per_token)
     terms = (
         f"{units.gigabytes(room.budget_bytes)} as stated"
@@ -183,12 +183,10 @@ def print_fit(fit: Fit) -> None:
         f"{units.gigabytes(room.weights_bytes)} weights - {units.gigabytes(room.reserve_bytes)} reserve "
         f"= {units.gigabytes(room.budget_bytes)}"
     )
-    print_pairs(
-        out, [("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")]
-    )
-    print_tables(out, fit.tables())
+    page.pairs([("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")])
+    page.tables(fit.tables())
     for note in fit.model.reading.notes:
-        out.print(f"note: {note}", style="yellow")
+        page.paragraph(f"note: {note}", "warn", indent=6)
 
 
 def _room_answer(fit: Fit) -> str:
@@ -254,12 +252,12 @@ def _designs(g: Serving) -> list[dict[str, str]]:
 
 def print_request(rig: Rig, one: Request, gains: Serving) -> None:
     """The answer, then the tables."""
-    from gambrel.show.text import console, print_tables
+    from gambrel.show.text import Page
 
-    out = console()
-    out.print(
+    page = Page()
+    page.paragraph(
         f"{rig.model.name} on {rig.device.name}: {units.count(one.prompt_tokens)} tokens in, "
         f"{units.count(one.new_tokens)} out takes about {units.duration(one.total_s)}, {one.decode_share:.0%} of it decode.",
-        style="bold",
+        "bold",
     )
-    print_tables(out, request_tables(one, gains))
+    page.tables(request_tables(one, gains))

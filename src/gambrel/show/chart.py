@@ -26,7 +26,7 @@ from gambrel.units import si, significant
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gambrel.types import Point, Roof, RooflinePlot
+    from gambrel.plots import Point, Roof, RooflinePlot
 
 ALIGNS = {"left": 0.0, "center": 0.5, "right": 1.0}
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif'

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.api import Model
-    from gambrel.types import Device, RooflinePlot, Step
+    from gambrel.plots import RooflinePlot
+    from gambrel.types import Device, Step
 
 
 def params_dict(model: Model, context_tokens: int) -> dict[str, Any]:
@@ -63,9 +64,9 @@ def params_tables(model: Model) -> list[Table]:
 
 def print_params(model: Model, context_tokens: int) -> None:
     """Totals, then the parts."""
-    from gambrel.show.text import console, print_pairs, print_tables
+    from gambrel.show.text import Page
 
-    out = console()
+    page = Page()
     windowed = model.state_bytes(context_tokens)
     reserved = model.state_bytes(context_tokens, reserved=True)
     state = f"{units.binary(windowed)} a sequence of {units.count(context_tokens)}"
@@ -84,10 +85,10 @@ def print_params(model: Model, context_tokens: int) -> None:
         ),
         ("KV cache", f"{units.binary(model.kv_bytes_per_token)} a token ({model.numerics.kv.name}), {state}"),
     ]
-    print_pairs(out, pairs)
-    print_tables(out, params_tables(model))
+    page.pairs(pairs)
+    page.tables(params_tables(model))
     for note in model.reading.notes:
-        out.print(f"note: {note}", style="yellow")
+        page.paragraph(f"note: {note}", "warn", indent=6)
 
 
 OPS_COLUMNS = (

@@ -114,6 +114,6 @@ def _quantity(key: str, value: float) -> str:
 
 def print_table(table: Table) -> None:
     """One table on standard output."""
-    from gambrel.show.text import console, print_tables
+    from gambrel.show.text import Page
 
-    print_tables(console(), [table])
+    Page().tables([table])

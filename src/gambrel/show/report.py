@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.cost.report import DecodeRow, PrefillRow, Report
+    from gambrel.show.text import Page
 
 DECODE_COLUMNS = (
     Column("batch", "batch", "count"),
@@ -42,14 +43,13 @@ PREFILL_COLUMNS = (
 def answer(report: Report) -> str:
     """The answer first: two sentences of plain language."""
     first = report.decode[0]
-    who = f"{report.model.name} on {_devices(report)}"
     many = f"{units.count(first.batch)} sequences" if first.batch > 1 else "one sequence"
-    rate = f"at most {units.count(first.tokens_per_s)} token/s"
     speed = (
-        f"{who} cannot decode {many} at {units.count(first.context_tokens)} tokens of context faster than "
-        f"{units.duration(first.bound_s)} a step ({rate}); {_limit(first.binding)}."
+        f"{report.model.name} on {_devices(report)} cannot decode {many} at {units.count(first.context_tokens)} tokens "
+        f"of context faster than {units.duration(first.bound_s)} a step, at most {units.count(first.tokens_per_s)} "
+        f"token/s; {_limit(first.binding)}."
     )
-    return f"{speed} {_prefill_sentence(report)} {_room_sentence(report)}"
+    return f"{speed} {_prefill_clause(report)}{_room_clause(report)}."
 
 
 def _devices(report: Report) -> str:
@@ -61,25 +61,23 @@ def _limit(binding: str) -> str:
     return "memory bandwidth is the limit" if binding == "memory" else "arithmetic is the limit"
 
 
-def _prefill_sentence(report: Report) -> str:
+def _prefill_clause(report: Report) -> str:
     if not report.prefill:
         return ""
     row = report.prefill[0]
-    return f"A prefill of {units.count(row.tokens)} tokens takes at least {units.duration(row.bound_s)}."
+    return f"A prefill of {units.count(row.tokens)} tokens takes at least {units.duration(row.bound_s)}, and "
 
 
-def _room_sentence(report: Report) -> str:
+def _room_clause(report: Report) -> str:
     context = report.options.contexts[0]
     room, most = report.capacity, report.capacity.max_batch(context)
     if room.budget_bytes <= 0:
-        return (
-            f"It does not fit: weights and reserve are {units.gigabytes(-room.budget_bytes)} more than "
-            f"{units.gigabytes(room.usable_bytes * room.utilization)}."
-        )
+        have = units.gigabytes(room.usable_bytes * room.utilization)
+        return f"weights and reserve do not fit: they are {units.gigabytes(-room.budget_bytes)} more than {have}"
     if most == 0:
-        return f"Its weights fit, but not one sequence of {units.count(context)} tokens beside them."
-    noun = "sequence" if most == 1 else "sequences"
-    return f"Beside the weights there is room for {units.count(most)} {noun} of {units.count(context)} tokens."
+        return f"the weights fit, but not one sequence of {units.count(context)} tokens beside them"
+    noun = "sequence fits" if most == 1 else "sequences fit"
+    return f"{units.count(most)} {noun} beside the weights at {units.count(context)} tokens each"
 
 
 def model_line(report: Report) -> list[tuple[str, str]]:
@@ -202,3 +200,29 @@ def notes(report: Report) -> list[str]:
         lengths = ", ".join(units.count(tokens) for tokens in sorted(beyond))
         told.append(f"{lengths} tokens are beyond this model's maximum context of {units.count(longest)}")
     return told
+
+
+def print_report(report: Report, page: Page | None = None) -> None:
+    """The report: the answer, the inputs, the tables, the crossover, the notes."""
+    from gambrel.show.text import Page
+
+    page = page or Page()
+    page.paragraph(answer(report), "bold")
+    page.line()
+    page.pairs(model_line(report))
+    page.tables(report_tables(report))
+    page.line()
+    page.paragraph(crossover_sentence(report))
+    for note in notes(report):
+        page.paragraph(f"note: {note}", "warn", indent=6)
+
+
+def report_text(report: Report) -> str:
+    """The report as a string."""
+    import io
+
+    from gambrel.show.text import Page
+
+    buffer = io.StringIO()
+    print_report(report, Page(buffer))
+    return buffer.getvalue().rstrip("\n")

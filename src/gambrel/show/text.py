@@ -1,88 +1,90 @@
-"""Text for a terminal, with rich tables; plain and wide enough in a pipe."""
+"""Text for a terminal or a pipe: bold and colour only on a terminal, columns aligned.
+
+Aligning is done here, in a few lines: importing rich or tabulate takes longer than the whole report, which has a
+start-up budget.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-
-from gambrel.show import report as words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    from gambrel.cost.report import Report
     from gambrel.show.tables import Table
 
-#: Columns of output where there is no terminal to ask.
-PIPE_WIDTH = 116
+#: Widest text where there is no terminal to ask, and in any case.
+WIDTH = 116
+STYLES = {"bold": "\033[1m", "dim": "\033[2m", "warn": "\033[33m"}
+RESET = "\033[0m"
 
 
-def console(file: object = None) -> Console:
-    """A console that keeps whole tables in a pipe and adapts to a terminal."""
-    from rich.console import Console
+class Page:
+    """Where text goes: wraps paragraphs, aligns tables, styles only where a terminal shows it."""
 
-    out = file or sys.stdout
-    wide = None if getattr(out, "isatty", lambda: False)() else PIPE_WIDTH
-    return Console(file=out, width=wide, highlight=False, emoji=False, markup=False)  # type: ignore[arg-type]
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.out = out or sys.stdout
+        self.styled = self.out.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.width = WIDTH
+        if self.out.isatty():
+            try:
+                self.width = max(min(os.get_terminal_size(self.out.fileno()).columns, WIDTH), 20)
+            except OSError:
+                pass
 
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line as it is."""
+        self.out.write(f"{STYLES[style]}{text}{RESET}\n" if self.styled and style and text else f"{text}\n")
 
-def rich_table(table: Table) -> RichTable:
-    """A table of ours for rich; marked rows stand out."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
+    def paragraph(self, text: str, style: str = "", indent: int = 0) -> None:
+        """Text wrapped to the width; further lines indented."""
+        for line in wrap(text, self.width - indent, indent):
+            self.line(line, style)
 
-    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in table.columns:
-        shown.add_column(column.heading, justify="left" if column.kind == "text" else "right")
-    for index, row in enumerate(table.rows):
-        style = "yellow" if index in table.marks else ""
-        shown.add_row(*(Text(column.show(row)) for column in table.columns), style=style)
-    return shown
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Name and value in two columns."""
+        left = max(len(name) for name, _ in pairs) + 2
+        for name, value in pairs:
+            first, *more = wrap(value, self.width - left, 0)
+            shown = f"{STYLES['dim']}{name:<{left}}{RESET}" if self.styled else f"{name:<{left}}"
+            self.line(shown + first)
+            for line in more:
+                self.line(" " * left + line)
 
-
-def print_tables(out: Console, tables: Sequence[Table]) -> None:
-    """Title, table, caption, for each."""
-    for table in tables:
-        out.print()
-        out.print(table.title, style="bold")
-        out.print(rich_table(table))
-        if table.caption:
-            out.print(table.caption, style="dim")
-
-
-def print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    """Name and value in two columns."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for name, value in pairs:
-        grid.add_row(name, Text(value))
-    out.print(grid)
+    def tables(self, tables: Sequence[Table]) -> None:
+        """Title, table, caption, for each, with an empty line before."""
+        for table in tables:
+            self.line()
+            self.line(table.title, "bold")
+            for index, line in enumerate(align(table)):
+                self.line(line, "dim" if index == 0 else "warn" if index - 1 in table.marks else "")
+            if table.caption:
+                self.paragraph(table.caption, "dim")
 
 
-def print_report(report: Report, out: Console | None = None) -> None:
-    """The report: the answer, the inputs, the tables, the crossover, the notes."""
-    out = out or console()
-    out.print(words.answer(report), style="bold")
-    out.print()
-    print_pairs(out, words.model_line(report))
-    print_tables(out, words.report_tables(report))
-    out.print()
-    out.print(words.crossover_sentence(report))
-    for note in words.notes(report):
-        out.print(f"note: {note}", style="yellow")
+def align(table: Table) -> list[str]:
+    """Heading and rows with aligned columns: text to the left, quantities to the right."""
+    cells = [[column.heading for column in table.columns]]
+    cells += [[column.show(row) for column in table.columns] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    left = [column.kind == "text" for column in table.columns]
+    return [
+        "  ".join(
+            c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
 
 
-def report_text(report: Report) -> str:
-    """The report as a string."""
-    import io
-
-    buffer = io.StringIO()
-    print_report(report, console(buffer))
-    return buffer.getvalue().rstrip("\n")
+def wrap(text: str, width: int, indent: int) -> list[str]:
+    """Words filled into lines of at most `width`; a longer word stands alone."""
+    lines: list[str] = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(" " * indent + word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
