@@ -1,16 +1,17 @@
-"""A frozen dataclass whose equality, hash and repr are shared rather than generated.
+"""Frozen dataclasses whose methods are shared rather than generated.
 
-dataclass() compiles each method of each class anew, a third of a millisecond a class; a report builds some forty
-classes before its first line. Sharing these three methods takes a third of that away and changes nothing else.
+dataclass() writes and compiles six methods for each class, a third of a millisecond a class, and a report builds some
+forty classes before its first line. The methods below do the same for every class; the rest (fields, defaults,
+inheritance, replace) is the standard library's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, FrozenInstanceError, dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar, dataclass_transform
+    from typing import Any, NoReturn, TypeVar, dataclass_transform
 
     T = TypeVar("T")
 
@@ -23,24 +24,55 @@ else:
 
     def frozen(cls):
         """Make a class a frozen dataclass."""
-        for method in (__eq__, __hash__, __repr__):
+        for method in (__init__, __setattr__, __delattr__, __eq__, __hash__, __repr__):
             if method.__name__ not in vars(cls):
                 setattr(cls, method.__name__, method)
-        return dataclass(frozen=True, eq=False, repr=False)(cls)
+        return dataclass(init=False, eq=False, repr=False)(cls)
 
 
-def _fields(self: object) -> tuple[object, ...]:
-    return tuple(getattr(self, name) for name in type(self).__dataclass_fields__)  # type: ignore[attr-defined]
+def __init__(self: Any, *args: Any, **given: Any) -> None:
+    fields = type(self).__dataclass_fields__
+    values = dict(zip(fields, args, strict=False))
+    if len(args) > len(fields) or not (given.keys() <= fields.keys() - values.keys()):
+        raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}, each once")
+    values.update(given)
+    if len(values) < len(fields):
+        for name, field in fields.items():
+            if name not in values:
+                values[name] = _default(self, field)
+    self.__dict__.update(values)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
 
 
-def __eq__(self: object, other: object) -> bool:
+def _default(self: Any, field: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    raise TypeError(f"{type(self).__name__} needs {field.name}")
+
+
+def __setattr__(self: Any, name: str, value: Any) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def __delattr__(self: Any, name: str) -> NoReturn:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _fields(self: Any) -> tuple[Any, ...]:
+    return tuple(getattr(self, name) for name in type(self).__dataclass_fields__)
+
+
+def __eq__(self: Any, other: object) -> bool:
     return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented
 
 
-def __hash__(self: object) -> int:
+def __hash__(self: Any) -> int:
     return hash((type(self), _fields(self)))
 
 
-def __repr__(self: object) -> str:
-    names = type(self).__dataclass_fields__  # type: ignore[attr-defined]
-    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+def __repr__(self: Any) -> str:
+    shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in type(self).__dataclass_fields__)
+    return f"{type(self).__name__}({shown})"

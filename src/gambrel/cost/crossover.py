@@ -86,9 +86,15 @@ class _Needs:
     def __init__(self, model: Model, device: Device, tp: int) -> None:
         self.model, self.device, self.tp = model, device, tp
         self.numerics = numerics_for(model.numerics, device)
+        self.known: dict[tuple[float, int], Demand] = {}
 
     def at(self, batch: float, context_tokens: int) -> Demand:
-        """The demand of one decode step."""
+        """The demand of one decode step; each is computed once."""
+        if (batch, context_tokens) not in self.known:
+            self.known[batch, context_tokens] = self._demand(batch, context_tokens)
+        return self.known[batch, context_tokens]
+
+    def _demand(self, batch: float, context_tokens: int) -> Demand:
         ops = self.model.ops(Step(batch, 1, context_tokens), self.numerics)
         return demand(shard(ops, self.tp))
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @frozen
 class Rig:
     """What stays the same over a request: the model, its device, tensor parallelism, weights counted as streamed or
-    resident, and the share of peak that a prefill reaches (an estimate, not a bound)."""
+    resident, and the share of peak that a prefill reaches (an estimate, not a bound).
+    """
 
     model: Model
     device: Device

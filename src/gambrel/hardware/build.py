@@ -11,19 +11,17 @@ import tomllib
 
 from gambrel.hardware.catalogue import CATALOGUE
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
-
-def collect(folder: str = CATALOGUE) -> dict[str, Any]:
-    """Every TOML file of the folder, by file name without its ending."""
-    devices = {}
+def collect(folder: str = CATALOGUE) -> dict[str, dict[str, str]]:
+    """Every TOML file of the folder as JSON text by id, and every name and alias with its id."""
+    names, devices = {}, {}
     for name in sorted(os.listdir(folder)):
         if name.endswith(".toml"):
             with open(os.path.join(folder, name), "rb") as file:
-                devices[name[:-5]] = tomllib.load(file)
-    return devices
+                data = tomllib.load(file)
+            devices[name[:-5]] = json.dumps(data, default=str)
+            names.update(dict.fromkeys([name[:-5], *data.get("aliases", ())], name[:-5]))
+    return {"names": names, "devices": devices}
 
 
 def main() -> None:

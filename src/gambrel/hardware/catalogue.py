@@ -6,6 +6,7 @@ plain numbers or quantities such as "3.35TB/s".
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
@@ -36,18 +37,16 @@ class DeviceOverrides:
     peaks: tuple[str, ...] = ()
 
 
-def catalogue() -> dict[str, dict[str, Any]]:
-    """Every device as its TOML file has it, by id; read from the one JSON file made of them (see build.py)."""
-    import json
-
+def catalogue() -> dict[str, dict[str, str]]:
+    """The catalogue's one JSON file (see build.py): names and aliases to ids, ids to a device each as JSON text."""
     with open(os.path.join(CATALOGUE, "catalogue.json"), encoding="utf-8") as file:
-        devices: dict[str, dict[str, Any]] = json.load(file)
-    return devices
+        tables: dict[str, dict[str, str]] = json.load(file)
+    return tables
 
 
 def device_ids() -> list[str]:
     """Ids of the catalogue."""
-    return sorted(catalogue())
+    return sorted(catalogue()["devices"])
 
 
 def load_device(name: str, overrides: DeviceOverrides | None = None) -> Device:
@@ -60,10 +59,10 @@ def load_device(name: str, overrides: DeviceOverrides | None = None) -> Device:
 
 
 def _by_name(name: str) -> Device:
-    wanted, devices = name.lower(), catalogue()
-    known = {spelling: key for key, data in devices.items() for spelling in (key, *data.get("aliases", ()))}
+    wanted, tables = name.lower(), catalogue()
+    known = tables["names"]
     if wanted in known:
-        return _read(devices[known[wanted]], known[wanted])
+        return _read(json.loads(tables["devices"][known[wanted]]), known[wanted])
     from difflib import get_close_matches
 
     close = get_close_matches(wanted, known, 4, 0.5)

@@ -1,0 +1,216 @@
+"""Every published config against its true counts: parameters, active parameters, KV bytes per token.
+
+The truth is shared/configs/truth.csv (unique parameters and cache tensors of the transformers 5.24.0 modules); nothing
+here needs torch. A config is read with exactly those counts or refused; there is no third way.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gambrel.model import arch as totals
+from gambrel.model.fields import ConfigError
+from gambrel.model.precision import Overrides
+from gambrel.model.reader import Reading, read_config
+
+#: The families that must be read; a config of any other may be refused (but not misread).
+FAMILIES = frozenset(
+    """
+    llama mistral mixtral qwen2 qwen3 qwen3_moe qwen2_moe gemma gemma2 gemma3 gemma3_text phi3 deepseek_v2 deepseek_v3
+    gpt_oss olmo2 gpt2 opt falcon gpt_neox bloom
+    """.split()
+)
+
+#: Configs whose architectures contradict their model_type: refused, with these words.
+CONTRADICTORY = {"QuantTrio__MiniMax-M2-AWQ.json": ("contradictory", "MiniMaxM2ForCausalLM", "mixtral")}
+
+#: Where the truth is the module's and not the model's: file -> KV bytes per token in bf16, reason.
+TRUE_KV_BYTES = {
+    "tiiuae__falcon-40b.json": (
+        122_880,
+        "the module broadcasts its 8 KV heads to 128 before caching; 60 layers x 8 heads x 64 x 2 x 2 bytes are distinct",
+    ),
+}
+
+#: Rows whose note begins so count a separate output head in total_params_if_untied alone.
+TIED_BY_MISTAKE = "transformers 5.24.0 ties"
+
+#: Files found in the wild that are broken or unusual: how many parameters, or which words the refusal must have.
+ODD: dict[str, int | tuple[str, ...]] = {
+    "odd__EleutherAI-gpt-neo-1.3B-llm-analysis-keys.json": ("model_type", "gpt_neo", "accepted"),
+    "odd__Kimi-K2-tt-forge-96-keys.json": 1_026_408_209_408,
+    "odd__Qwen3-235B-A22B-FP8-model_type-qwen2_moe.json": ("contradictory", "Qwen3MoeForCausalLM", "qwen2_moe"),
+    "odd__deepseek-inference-config_16B.json": ("missing key model_type", "accepted"),
+    "odd__deepseek-inference-config_671B.json": ("missing key model_type", "accepted"),
+    "odd__fake_dsa_hf_model.json": ("model_type", "deepseek_v32", "accepted"),
+    "odd__fake_hf_model.json": 596_049_920,
+    "odd__fake_mla_hf_model.json": 671_026_404_352,
+    "odd__gpu_poor-EleutherAI-pythia-12b.json": ("missing key model_type", "GPTNeoXForCausalLM"),
+    "odd__gpu_poor-NousResearch-Llama-2-13b-hf.json": ("missing key model_type", "LlamaForCausalLM"),
+    "odd__gpu_poor-microsoft-phi-1_5.json": ("missing key model_type", "MixFormerSequentialForCausalLM"),
+    "odd__gpu_poor-tiiuae-falcon-7b.json": ("missing key model_type", "RWForCausalLM"),
+    "odd__llama3-70b-architecture-Llama3ForCausalLM.json": 70_553_706_496,
+    "odd__mistral-7b-apex_plus-edited.json": 7_013_142_528,
+}
+
+#: Odd files that lack only their model_type: who follows the message gets the model's own count.
+ODD_WITH_TYPE = {
+    "odd__gpu_poor-EleutherAI-pythia-12b.json": ("gpt_neox", 11_846_072_320),
+    "odd__gpu_poor-NousResearch-Llama-2-13b-hf.json": ("llama", 13_015_864_320),
+    "odd__gpu_poor-tiiuae-falcon-7b.json": ("falcon", 6_921_720_704),
+}
+
+CONFIGS = Path(os.environ.get("GAMBREL_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "configs"
+ABSENT = pytest.param("", marks=pytest.mark.skip(reason=f"no shared configs at {CONFIGS} (set GAMBREL_SHARED)"))
+FILES = sorted(path.name for path in (CONFIGS / "models").glob("*.json")) or [ABSENT]
+
+
+@cache
+def truth() -> dict[str, dict[str, str]]:
+    """The rows of truth.csv by file."""
+    with (CONFIGS / "truth.csv").open(newline="", encoding="utf-8") as lines:
+        return {row["file"]: row for row in csv.DictReader(lines)}
+
+
+def load(file: str) -> dict[str, Any]:
+    return json.loads((CONFIGS / "models" / file).read_text(encoding="utf-8"))
+
+
+def read(file: str) -> Reading:
+    return read_config(load(file), Overrides(kv="bf16"))
+
+
+def reading_or_skip(file: str) -> tuple[Reading, dict[str, str]]:
+    """A config as read, with its true counts; a refused one is another test's business."""
+    try:
+        reading = read(file)
+    except ConfigError as error:
+        pytest.skip(f"refused: {error!s:.80}")
+    row = truth()[file]
+    if row["status"] != "ok":
+        pytest.skip(f"read, but nobody knows the true count: {row['reason']}")
+    return reading, row
+
+
+def untied_head(row: dict[str, str]) -> int:
+    """Parameters of an output head that the module ties although the config does not."""
+    if not row["truth_note"].startswith(TIED_BY_MISTAKE):
+        return 0
+    return int(row["total_params_if_untied"]) - int(row["total_params"])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_read_or_refused(file: str) -> None:
+    """Configs of the listed families are read; any other is read too, or refused with a message that names a key."""
+    known = load(file).get("model_type") in FAMILIES and not file.startswith("odd__") and file not in CONTRADICTORY
+    try:
+        reading = read(file)
+    except ConfigError as error:
+        assert not known, f"refused: {error}"
+        assert "model_type" in str(error) or "contradictory" in str(error)  # noqa: PT017
+    else:
+        assert file not in CONTRADICTORY
+        assert reading.arch.n_layers > 0
+
+
+def test_every_listed_family_has_a_config() -> None:
+    """The truth covers the listed families, Qwen2-MoE alone excepted (its only config is an odd one)."""
+    if not CONFIGS.is_dir():
+        pytest.skip(f"no shared configs at {CONFIGS} (set GAMBREL_SHARED)")
+    found = {load(file).get("model_type") for file in FILES if not file.startswith("odd__")}
+    assert found >= FAMILIES - {"qwen2_moe"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_parameters(file: str) -> None:
+    """Total and active parameters, exactly."""
+    reading, row = reading_or_skip(file)
+    tensors = list(reading.arch.tensors())
+    extra = untied_head(row)
+    assert totals.params_total(tensors) == int(row["total_params"]) + extra
+    assert totals.params_active(reading.arch, tensors) == int(row["active_params"] or row["total_params"]) + extra
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_parameters_by_group(file: str) -> None:
+    """What the parameters are for, where the columns of the truth mean the same as gambrel's groups."""
+    reading, row = reading_or_skip(file)
+    count = {key: int(row[key]) for key in COLUMNS}
+    if count["ssm_linear_attn"] or count["moe_other"]:
+        pytest.skip("the truth's columns of this model have no counterpart")
+    groups = totals.params_by_group(reading.arch.tensors())
+    same = {
+        "attention": "attention",
+        "mlp": "mlp",
+        "experts": "experts_routed",
+        "shared_experts": "shared_experts",
+        "router": "router",
+        "norm": "norm",
+        "vision": "multimodal",
+    }
+    assert {group: groups.get(group, 0) for group in same} == {group: count[column] for group, column in same.items()}
+    head = untied_head(row) if count["lm_head_tied"] else count["lm_head_params"]
+    # The truth has OPT's projections from and to a narrow table under "other", learned positions under "embed_other".
+    tables = count["embed_params"] + count["embed_other"] + count["other"] + head
+    assert groups.get("embedding", 0) + groups.get("head", 0) == tables
+
+
+COLUMNS = (
+    "attention",
+    "mlp",
+    "experts_routed",
+    "shared_experts",
+    "router",
+    "norm",
+    "multimodal",
+    "ssm_linear_attn",
+    "moe_other",
+    "embed_params",
+    "embed_other",
+    "other",
+    "lm_head_tied",
+    "lm_head_params",
+)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_kv_bytes_per_token(file: str) -> None:
+    """Cache bytes of one token in bf16, every layer counted as growing, exactly."""
+    reading, row = reading_or_skip(file)
+    if not row["kv_bytes_per_token_bf16"]:
+        pytest.skip(f"the truth has no cache of this model: {row['cache_error']:.80}")
+    right, _ = TRUE_KV_BYTES.get(file, (int(row["kv_bytes_per_token_bf16"]), ""))
+    assert totals.kv_bytes_per_token(reading.arch.caches(reading.precision.numerics())) == right
+
+
+@pytest.mark.parametrize("file", [*ODD, *CONTRADICTORY])
+def test_odd_config(file: str, shared: Path) -> None:
+    """A broken or unusual config is refused with words that name the trouble, or read with exactly the true count."""
+    config = json.loads((shared / "configs" / "models" / file).read_text(encoding="utf-8"))
+    expected = ODD[file] if file in ODD else CONTRADICTORY[file]
+    if isinstance(expected, int):
+        assert totals.params_total(read_config(config).arch.tensors()) == expected
+        return
+    with pytest.raises(ConfigError) as refusal:
+        read_config(config)
+    assert [word for word in expected if word not in str(refusal.value)] == []
+
+
+def test_odd_table_is_complete(shared: Path) -> None:
+    """No odd file is left out."""
+    assert {path.name for path in (shared / "configs" / "models").glob("odd__*.json")} == set(ODD)
+
+
+@pytest.mark.parametrize("file", ODD_WITH_TYPE)
+def test_odd_config_with_the_missing_type(file: str, shared: Path) -> None:
+    """Who adds the model_type that the refusal asks for gets the model's own count, not a default's."""
+    config = json.loads((shared / "configs" / "models" / file).read_text(encoding="utf-8"))
+    model_type, params = ODD_WITH_TYPE[file]
+    assert totals.params_total(read_config({**config, "model_type": model_type}).arch.tensors()) == params
