@@ -288,8 +288,8 @@ def _report(args: argparse.Namespace) -> int:
     from gambrel.cost.report import build_report
 
     report = build_report(_load_model(args), _load_device(args), _options(args))
-    rows = (*report.decode, *report.prefill)
-    status = NO if args.strict and any(not row.fits or row.beyond_max_context for row in rows) else FINE
+    possible = all(row.possible for row in report.decode) and all(row.possible for row in report.prefill)
+    status = NO if args.strict and not possible else FINE
     if _explained(args, lambda: report):
         return status
 
@@ -364,11 +364,11 @@ def _ops(args: argparse.Namespace) -> int:
     else:
         device = None
         rows = op_rows(shard(model.ops(step), args.tp), None)
-    tables = lambda: [inventory.ops_table(rows, device)]  # noqa: E731
-    if not _show(args, lambda: inventory.ops_dict(model, device, step, rows), tables):
+    table = inventory.ops_table(rows, device)
+    if not _show(args, lambda: inventory.ops_dict(model, device, step, rows), lambda: [table]):
         from gambrel.show.text import Page
 
-        Page().tables(tables())
+        Page().tables([table])
     return FINE
 
 
@@ -478,8 +478,7 @@ def _request(args: argparse.Namespace) -> int:
     rig = Rig(model, _load_device(args), args.tp, args.weights, args.efficiency)
     one = request(rig, args.prompt, args.new_tokens, args.batch)
     gains = serving(rig, args.prompt, args.serve_batch, min(args.chunk, args.prompt))
-    tables = lambda: answers.request_tables(one, gains)  # noqa: E731
-    if not _show(args, lambda: answers.request_dict(rig, one, gains), tables):
+    if not _show(args, lambda: answers.request_dict(rig, one, gains), lambda: answers.request_tables(one, gains)):
         answers.print_request(rig, one, gains)
     return FINE
 
@@ -510,13 +509,20 @@ def _devices(args: argparse.Namespace) -> int:
     from gambrel.hardware.catalogue import device_ids
     from gambrel.show import listings
 
-    names = [args.name] if args.name else device_ids()
-    devices = [_load_device(args, name) for name in names]
-    rows = listings.figure_rows(devices[0]) if args.name else listings.device_rows(devices)
-    table = listings.figures_table(devices[0], rows) if args.name else listings.devices_table(rows)
-    if not _show(args, lambda: {"schema": "gambrel.devices", "devices": rows}, lambda: [table]):
-        listings.print_table(table)
+    if args.name:
+        device = _load_device(args, args.name)
+        rows = listings.figure_rows(device)
+        if not _show(args, lambda: _device_document(rows), lambda: [listings.figures_table(device, rows)]):
+            listings.print_device(device)
+        return FINE
+    rows = listings.device_rows([_load_device(args, name) for name in device_ids()])
+    if not _show(args, lambda: _device_document(rows), lambda: [listings.devices_table(rows)]):
+        listings.print_table(listings.devices_table(rows))
     return FINE
+
+
+def _device_document(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": "gambrel.devices", "schema_version": 1, "devices": list(rows)}
 
 
 COMMANDS = {

@@ -44,10 +44,7 @@ def parse(text: str | float, unit: str) -> float:
     """
     if isinstance(text, bool):
         raise UnitError(f"{text!r} is not a quantity in {unit}")
-    if isinstance(text, (int, float)):
-        value = text
-    else:
-        value = _parse_text(text.strip(), unit)
+    value = text if isinstance(text, (int, float)) else _parse_text(text.strip(), unit)
     if not 0 <= value < float("inf"):
         raise UnitError(f"{text!r} is not a finite, non-negative quantity in {unit}")
     return value
@@ -154,9 +151,10 @@ def count(value: float) -> str:
 
 def parameters(value: float) -> str:
     """A parameter count as people write it: 8.03 B, 494 M."""
-    if value >= 10**12:
-        return f"{significant(value / 10**12)} T"
-    return f"{significant(value / 10**9)} B" if value >= 10**9 else f"{significant(value / 10**6)} M"
+    for suffix, scale in (("T", 10**12), ("B", 10**9)):
+        if value >= scale * 0.9995:
+            return f"{significant(value / scale)} {suffix}"
+    return f"{significant(value / 10**6)} M"
 
 
 # Scalar or grid -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import gambrel
 from gambrel import DeviceOverrides, Step, load_device
 from gambrel.cost.report import Options, capacity
 from gambrel.cost.request import Rig, request, serving
-from gambrel.cost.roofline import demand, op_intensity
+from gambrel.cost.roofline import op_intensity
 
 NUMBERS = tomllib.loads((Path(__file__).parent / "articles.toml").read_text())["number"]
 GIVEN_DEVICES = {

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: What engines take by default (vLLM's gpu_memory_utilization).
 UTILIZATION = 0.9
 
-#: Memory kept for activations, the context and the allocator [byte]. Measured: vLLM 0.19.0 with Llama-3.1-8B in bf16 and
-#: 2,048 tokens a step had 41,408 tokens of KV on an RTX 4090 of 25,250,627,584 bytes at 0.9, so it kept 1.24 GB.
+#: Memory kept for activations, the context and the allocator [byte]. Measured: vLLM 0.19.0 with Llama-3.1-8B in bf16
+#: and 2,048 tokens a step had 41,408 tokens of KV on an RTX 4090 of 25,250,627,584 bytes at 0.9: it kept 1.24 GB.
 RESERVE_BYTES = 1_240_000_000
 RESERVE_SOURCE = "measured: vLLM 0.19.0, Llama-3.1-8B, RTX 4090 (casys-kaist/LLMServingSim log)"
 

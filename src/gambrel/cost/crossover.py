@@ -100,17 +100,17 @@ class _Needs:
 
     def compute_s(self, context_tokens: int) -> float:
         """Compute time that one more sequence adds [s]; exactly linear in the batch."""
-        return step_bound(self.at(1, context_tokens), self.device).limits_s["compute"]
+        return float(step_bound(self.at(1, context_tokens), self.device).limits_s["compute"])
 
     def weights_s(self, batch: float) -> float:
         """Time to read the weights, experts as expected [s]."""
-        return self.at(max(batch, 1), 0).expected_weight_bytes / self.device.mem_bytes_per_s
+        return float(self.at(max(batch, 1), 0).expected_weight_bytes) / self.device.mem_bytes_per_s
 
     def surplus_s(self, context_tokens: int) -> float:
         """Compute time minus cache time that one more sequence adds [s]; positive where batching helps."""
         one = self.at(1, context_tokens)
         cache_s = (one.kv_read_bytes + one.kv_write_bytes) / self.device.mem_bytes_per_s
-        return step_bound(one, self.device).limits_s["compute"] - cache_s
+        return float(step_bound(one, self.device).limits_s["compute"] - cache_s)
 
     def balance(self, context_tokens: int) -> float | None:
         """The batch B with B · surplus = weights(B); None where the surplus is not positive.

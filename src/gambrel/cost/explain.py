@@ -166,7 +166,8 @@ def _max_batch(r: Report) -> str:
 
 def _crossing(r: Report) -> str:
     c = r.crossover
-    return f"{significant(c.weights_batch, 4)} sequences (by time with all resident bytes: {significant(c.resident_batch, 4)})"
+    by_time = significant(c.resident_batch, 4)
+    return f"{significant(c.weights_batch, 4)} sequences (by time with all resident bytes: {by_time})"
 
 
 def _limit(r: Report) -> str:

@@ -81,7 +81,7 @@ def _operators(ops: list[Op], device: Device, phase: str) -> list[Point]:
 
 
 def _rate(op: Op, device: Device) -> float:
-    return (op.cost.flops + op.cost.vector_flops) / op_bound(op, device).time_s
+    return float((op.cost.flops + op.cost.vector_flops) / op_bound(op, device).time_s)
 
 
 def _steps(model: Model, device: Device, marks: Marks) -> list[Point]:

@@ -79,6 +79,11 @@ class DecodeRow:
     missing_bytes: float
     beyond_max_context: bool
 
+    @property
+    def possible(self) -> bool:
+        """Whether it fits and the model was made for such a context."""
+        return self.fits and not self.beyond_max_context
+
 
 @frozen
 class PrefillRow:
@@ -101,6 +106,11 @@ class PrefillRow:
     fits: bool
     beyond_max_context: bool
 
+    @property
+    def possible(self) -> bool:
+        """Whether it fits and the model was made for such a context."""
+        return self.fits and not self.beyond_max_context
+
 
 @frozen
 class Report:
@@ -120,7 +130,8 @@ class Report:
         return report_text(self)
 
     def _repr_markdown_(self) -> str:
-        from gambrel.show.tables import report_tables, to_markdown
+        from gambrel.show.report import report_tables
+        from gambrel.show.tables import to_markdown
 
         return to_markdown(report_tables(self))
 

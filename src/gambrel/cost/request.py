@@ -37,7 +37,7 @@ class Rig:
         if self.weights == "resident":
             extra = self.model.weight_bytes(tp=self.tp) - need.expected_weight_bytes
             memory += extra / self.device.mem_bytes_per_s
-        return max(bound.limits_s["compute"] / efficiency, memory)
+        return float(max(bound.limits_s["compute"] / efficiency, memory))
 
 
 @frozen
@@ -75,7 +75,10 @@ def request(rig: Rig, prompt_tokens: int, new_tokens: int, batch: int = 1, logit
     prompt + 1 keys. Raises WorkloadError for lengths below 1.
     """
     prefill = Step(batch, prompt_tokens, prompt_tokens, logits=logits)
-    step = lambda context: rig.times_s(Step(batch, 1, context))  # noqa: E731
+
+    def step(context: int) -> float:
+        return rig.times_s(Step(batch, 1, context))
+
     decode = sum_over(step, prompt_tokens + 1, prompt_tokens + new_tokens - 1) if new_tokens > 1 else 0.0
     return Request(
         prompt_tokens,
@@ -98,8 +101,7 @@ def sum_over(f: Callable[[int], float], first: int, last: int) -> float:
         return sum(f(i) for i in range(first, last + 1))
     a, b = f(first), f(last)
     third, middle = first + (last - first) // 3, (first + last) // 2
-    chord = lambda i: a + (b - a) * (i - first) / (last - first)  # noqa: E731
-    if all(abs(f(i) - chord(i)) <= 1e-9 * b for i in (third, middle)):
+    if all(abs(f(i) - a - (b - a) * (i - first) / (last - first)) <= 1e-9 * b for i in (third, middle)):
         return (a + b) / 2 * (last - first + 1)
     return sum_over(f, first, middle) + sum_over(f, middle + 1, last)
 

@@ -51,10 +51,8 @@ def device_ids() -> list[str]:
 
 def load_device(name: str, overrides: DeviceOverrides | None = None) -> Device:
     """A device by catalogue id, alias, or path of a TOML file. Raises DeviceError with close names."""
-    if name.endswith(".toml") or os.sep in name:
-        device = _read(_load(name), name)
-    else:
-        device = _by_name(name)
+    is_path = name.endswith(".toml") or os.sep in name
+    device = _read(_load(name), name) if is_path else _by_name(name)
     return _override(device, overrides) if overrides else device
 
 

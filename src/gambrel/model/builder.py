@@ -89,13 +89,13 @@ class Builder:
     def __init__(self, family: Family, fields: Fields, precision: Precision, tied: bool | None = None) -> None:
         self.family, self.fields, self.precision = family, fields, precision
         f = fields
-        self.hidden = f.int("hidden_size")
-        self.n_layers = f.int("num_hidden_layers", high=10_000)
-        self.n_heads = f.int("num_attention_heads")
-        self.vocab = f.int("vocab_size")
-        self.n_kv = f.int("num_key_value_heads", self.n_heads)
+        self.hidden = f.whole("hidden_size")
+        self.n_layers = f.whole("num_hidden_layers", high=10_000)
+        self.n_heads = f.whole("num_attention_heads")
+        self.vocab = f.whole("vocab_size")
+        self.n_kv = f.whole("num_key_value_heads", self.n_heads)
         self.head_dim = self._head_dim()
-        self.width = f.int("intermediate_size", None)
+        self.width = f.maybe("intermediate_size")
         self.window: int | None = None
         self.experts: Experts | None = None
         self.tied = f.flag("tie_word_embeddings", family.tied) if tied is None else tied
@@ -110,7 +110,7 @@ class Builder:
             )
 
     def _head_dim(self) -> int:
-        head_dim = self.fields.int("head_dim", None)
+        head_dim = self.fields.maybe("head_dim")
         if head_dim is not None:
             return head_dim
         if self.hidden % self.n_heads:
@@ -179,7 +179,7 @@ class Builder:
         """A feed-forward network of the given inner width, the config's by default."""
         width = width or self.width
         if width is None:
-            width = self.fields.int("intermediate_size")
+            width = self.fields.whole("intermediate_size")
         self.widths.add(width)
         fam, d = self.family, self.hidden
         names = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
@@ -230,8 +230,8 @@ class Builder:
         from gambrel.model.latent import LatentAttention
 
         f, h, d = self.fields, self.n_heads, self.hidden
-        nope, rope, v = f.int("qk_nope_head_dim"), f.int("qk_rope_head_dim"), f.int("v_head_dim")
-        latent, rank = f.int("kv_lora_rank"), f.int("q_lora_rank", None)
+        nope, rope, v = f.whole("qk_nope_head_dim"), f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
+        latent, rank = f.whole("kv_lora_rank"), f.maybe("q_lora_rank")
         bias = "attention_bias"
         if rank is None:
             queries: tuple[Linear | Norm, ...] = (
@@ -264,14 +264,12 @@ class Builder:
         before, after, ffn_before, ffn_after = LAYOUTS[self.layout]
         mixer = (fam.mixer or Builder.attention)(self, layer, f"{path}.self_attn")
         ffn = fam.ffn(self, layer, f"{path}.mlp") if fam.ffn else self.dense(f"{path}.mlp")
-        add = Elementwise("residual_add", self.hidden)
-        half = lambda pre, part, post: (  # noqa: E731
-            *((self.norm(pre),) if pre else ()),
-            part,
-            *((self.norm(post),) if post else ()),
-            add,
-        )
-        return (*half(before, mixer, after), *half(ffn_before, ffn, ffn_after))
+        return (*self._slot(before, mixer, after), *self._slot(ffn_before, ffn, ffn_after))
+
+    def _slot(self, before: str, part: Part, after: str) -> tuple[Part, ...]:
+        """A part with the norms around it and the residual add behind."""
+        norms = [(self.norm(name),) if name else () for name in (before, after)]
+        return (*norms[0], part, *norms[1], Elementwise("residual_add", self.hidden))
 
     def blocks(self) -> tuple[Block, ...]:
         """Kinds of layer with their counts, in order of first occurrence; equal layers are built once."""
@@ -304,7 +302,7 @@ class Builder:
             fam.last(self) if fam.last else (self.norm("final_norm", last_rows=True), self.head()),
             extras,
             self.experts,
-            self.fields.int("max_position_embeddings", None),
+            self.fields.maybe("max_position_embeddings"),
             self.n_heads,
             self.n_kv,
             tuple(sorted(self.widths)),

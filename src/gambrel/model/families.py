@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def _typed(b: Builder, window: int | None, otherwise: list[Layer]) -> list[Layer]:
     """Layers by `layer_types` where the config has it, else the family's own pattern."""
-    types = b.fields.list("layer_types", None, length=b.n_layers)
-    if types is None:
+    types = b.fields.items("layer_types", length=b.n_layers)
+    if not types:
         return otherwise
     for kind in types:
         b.fields.choice("layer_types", kind, ("full_attention", "sliding_attention"))
@@ -33,7 +33,7 @@ def _typed(b: Builder, window: int | None, otherwise: list[Layer]) -> list[Layer
 
 def _window(f: Fields, key: str = "sliding_window", absent: int | None = None) -> int | None:
     """The window; an explicit null is no window, an absent key is the family's default."""
-    return f.int(key, None) if key in f.data else absent
+    return f.maybe(key) if key in f.data else absent
 
 
 def _all_windowed(absent: int | None) -> Any:
@@ -49,7 +49,7 @@ def _every(period_key: str, default: int, window_default: int) -> Any:
 
     def layers(b: Builder) -> list[Layer]:
         window = _window(b.fields, absent=window_default)
-        period = b.fields.int(period_key, default)
+        period = b.fields.whole(period_key, default)
         pattern = [Layer(window if (i + 1) % period else None) for i in range(b.n_layers)]
         return _typed(b, window, pattern)
 
@@ -61,9 +61,9 @@ def _qwen_windows(b: Builder) -> list[Layer]:
     f = b.fields
     on = f.flag("use_sliding_window", False)
     window = _window(f, absent=4096)
-    edge = f.int("max_window_layers", 28, low=0)
+    edge = f.whole("max_window_layers", 28, low=0)
     if not on:
-        f.list("layer_types", None, length=b.n_layers)
+        f.items("layer_types", length=b.n_layers)
         return [Layer()] * b.n_layers
     return _typed(b, window, [Layer(window if i >= edge else None) for i in range(b.n_layers)])
 
@@ -71,10 +71,10 @@ def _qwen_windows(b: Builder) -> list[Layer]:
 def _qwen_sparse(b: Builder) -> list[Layer]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
     f = b.fields
-    dense, step = f.list("mlp_only_layers", []), f.int("decoder_sparse_step", 1)
+    dense, step = f.items("mlp_only_layers"), f.whole("decoder_sparse_step", 1)
     window = _window(f, absent=4096)
     window = window if f.flag("use_sliding_window", False) else None
-    f.int("max_window_layers", 28, low=0)
+    f.whole("max_window_layers", 28, low=0)
     f.choice("use_qk_norm", f.flag("use_qk_norm", True), (True,))
     return [Layer(window, sparse=i not in dense and (i + 1) % step == 0) for i in range(b.n_layers)]
 
@@ -91,8 +91,8 @@ def _gpt_oss_layers(b: Builder) -> list[Layer]:
 def _deepseek_layers(b: Builder) -> list[Layer]:
     """The first layers are dense, then every moe_layer_freq-th has experts."""
     f = b.fields
-    first, step = f.int("first_k_dense_replace", low=0), f.int("moe_layer_freq", 1)
-    predict = f.int("num_nextn_predict_layers", 0, low=0)
+    first, step = f.whole("first_k_dense_replace", low=0), f.whole("moe_layer_freq", 1)
+    predict = f.whole("num_nextn_predict_layers", 0, low=0)
     if predict:
         b.notes.append(f"num_nextn_predict_layers = {predict}: multi-token-prediction weights are not counted")
     return [Layer(sparse=i >= first and i % step == 0) for i in range(b.n_layers)]
@@ -110,34 +110,34 @@ def _sparse_or_dense(spec: Any) -> Any:
 
 def _qwen3_experts(b: Builder) -> MoE:
     f = b.fields
-    return MoE(f.int("num_experts"), f.int("num_experts_per_tok"), f.int("moe_intermediate_size"))
+    return MoE(f.whole("num_experts"), f.whole("num_experts_per_tok"), f.whole("moe_intermediate_size"))
 
 
 def _qwen2_experts(b: Builder) -> MoE:
     f = b.fields
-    shared = f.int("shared_expert_intermediate_size", low=0)
-    width = f.int("moe_intermediate_size")
-    return MoE(f.int("num_experts"), f.int("num_experts_per_tok"), width, shared, shared_gate=True)
+    shared = f.whole("shared_expert_intermediate_size", low=0)
+    width = f.whole("moe_intermediate_size")
+    return MoE(f.whole("num_experts"), f.whole("num_experts_per_tok"), width, shared, shared_gate=True)
 
 
 def _mixtral_experts(b: Builder) -> MoE:
     f = b.fields
-    return MoE(f.int("num_local_experts"), f.int("num_experts_per_tok"), f.int("intermediate_size"))
+    return MoE(f.whole("num_local_experts"), f.whole("num_experts_per_tok"), f.whole("intermediate_size"))
 
 
 def _deepseek_experts(b: Builder) -> MoE:
     f = b.fields
-    width = f.int("moe_intermediate_size")
-    shared = f.int("n_shared_experts", 0, low=0) or 0
-    return MoE(f.int("n_routed_experts"), f.int("num_experts_per_tok"), width, shared * width)
+    width = f.whole("moe_intermediate_size")
+    shared = f.whole("n_shared_experts", 0, low=0) or 0
+    return MoE(f.whole("n_routed_experts"), f.whole("num_experts_per_tok"), width, shared * width)
 
 
 def _gpt_oss_experts(b: Builder) -> MoE:
     f = b.fields
     return MoE(
-        f.int("num_local_experts"),
-        f.int("num_experts_per_tok"),
-        f.int("intermediate_size"),
+        f.whole("num_local_experts"),
+        f.whole("num_experts_per_tok"),
+        f.whole("intermediate_size"),
         bias=True,
         router_bias=True,
         fused=True,
@@ -157,9 +157,9 @@ def _falcon(b: Builder) -> None:
     new = f.flag("new_decoder_architecture", False)
     parallel = f.flag("parallel_attn", True)
     multi_query = f.flag("multi_query", True)
-    stated = f.int("num_kv_heads", b.n_heads)
+    stated = f.whole("num_kv_heads", b.n_heads)
     b.n_kv = stated if new else 1 if multi_query else b.n_heads
-    two_norms = f.int("num_ln_in_parallel_attn", 2 if new else 1) == 2 if new else not parallel
+    two_norms = f.whole("num_ln_in_parallel_attn", 2 if new else 1) == 2 if new else not parallel
     b.layout = "pre" if two_norms else "parallel"
     b.rotary = not f.flag("alibi", False)
     _four_times(b)
@@ -178,14 +178,14 @@ def _opt(b: Builder) -> None:
 
 def _gpt2_first(b: Builder) -> tuple[Part, ...]:
     """A learned position table beside the token table."""
-    places = Table("embed_positions", b.fields.int("max_position_embeddings"), b.hidden, b.base)
+    places = Table("embed_positions", b.fields.whole("max_position_embeddings"), b.hidden, b.base)
     return (b.table(), places, Elementwise("add_positions", b.hidden))
 
 
 def _opt_first(b: Builder) -> tuple[Part, ...]:
     """OPT: two more positions than the context, and a projection where the table is narrower than the layers."""
-    narrow = b.fields.int("word_embed_proj_dim", b.hidden)
-    places = Table("embed_positions", b.fields.int("max_position_embeddings") + 2, b.hidden, b.base)
+    narrow = b.fields.whole("word_embed_proj_dim", b.hidden)
+    places = Table("embed_positions", b.fields.whole("max_position_embeddings") + 2, b.hidden, b.base)
     if narrow == b.hidden:
         return (b.table(), places, Elementwise("add_positions", b.hidden))
     project = b.linear("model.decoder.project_in", "embedding", narrow, b.hidden)
@@ -195,7 +195,7 @@ def _opt_first(b: Builder) -> tuple[Part, ...]:
 def _opt_last(b: Builder) -> tuple[Part, ...]:
     """No final norm where the norms stand after the layers; the projection back to the narrow table."""
     f = b.fields
-    narrow = f.int("word_embed_proj_dim", b.hidden)
+    narrow = f.whole("word_embed_proj_dim", b.hidden)
     final = f.flag("do_layer_norm_before", True) and not f.flag("_remove_final_layer_norm", False)
     norm = (b.norm("final_layer_norm", last_rows=True),) if final else ()
     project = () if narrow == b.hidden else (b.linear("model.decoder.project_out", "head", b.hidden, narrow),)
@@ -214,10 +214,10 @@ def _siglip(top: Fields, b: Builder) -> tuple[Part, ...]:
     from gambrel.model.towers import Extra
 
     v = top.nested("vision_config", defaults=_SIGLIP)
-    d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
-    patch, pixels = v.int("patch_size"), v.int("image_size")
+    d, f, n = v.whole("hidden_size"), v.whole("intermediate_size"), v.whole("num_hidden_layers")
+    patch, pixels = v.whole("patch_size"), v.whole("image_size")
     v.choice("vision_use_head", v.flag("vision_use_head", True), (False,))
-    biased = ((patch * patch * v.int("num_channels"), d, 1), (d, d, 4 * n), (d, f, n), (f, d, n))
+    biased = ((patch * patch * v.whole("num_channels"), d, 1), (d, d, 4 * n), (d, f, n), (f, d, n))
     linears = tuple((Linear("vision", "vision", i, o, b.base, b.base), copies) for i, o, copies in biased)
     projector = Linear("vision.projector", "vision", d, b.hidden, b.base)
     norms = 4 * d * n + 2 * d + d
@@ -229,10 +229,10 @@ def _pixtral(top: Fields, b: Builder) -> tuple[Part, ...]:
     from gambrel.model.towers import Extra
 
     v = top.nested("vision_config", defaults=_PIXTRAL)
-    d, f, n = v.int("hidden_size"), v.int("intermediate_size"), v.int("num_hidden_layers")
-    patch, merge = v.int("patch_size"), top.int("spatial_merge_size", 2)
+    d, f, n = v.whole("hidden_size"), v.whole("intermediate_size"), v.whole("num_hidden_layers")
+    patch, merge = v.whole("patch_size"), top.whole("spatial_merge_size", 2)
     bias = b.base if top.flag("multimodal_projector_bias", False) else None
-    plain = ((patch * patch * v.int("num_channels"), d, 1), (d, d, 4 * n), (d, f, 3 * n), (d * merge * merge, d, 1))
+    plain = ((patch * patch * v.whole("num_channels"), d, 1), (d, d, 4 * n), (d, f, 3 * n), (d * merge * merge, d, 1))
     linears = tuple((Linear("vision", "vision", i, o, b.base), copies) for i, o, copies in plain)
     projector = tuple((Linear("vision.projector", "vision", i, b.hidden, b.base, bias), 1) for i in (d, b.hidden))
     return (Extra("vision.vectors", "vision", (*linears, *projector), 2 * d * n + 2 * d, b.base),)

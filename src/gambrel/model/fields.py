@@ -79,19 +79,20 @@ class Fields:
         """Whether any spelling is there and not null."""
         return any(self.data.get(spelling) is not None for spelling in self.names.get(key, (key,)))
 
-    def int(self, key: str, default: Any = REQUIRED, low: int = 1, high: int = HIGHEST) -> int:
+    def whole(self, key: str, default: Any = REQUIRED, low: int = 1, high: int = HIGHEST) -> int:
         """A whole number from `low` to `high`."""
         value = self.raw(key, default)
-        if value is None:
-            return value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            if isinstance(value, float) and value.is_integer():
-                value = int(value)
-            else:
-                raise ConfigError(f"{self.label(key)} is {_show(value)}; accepted is a whole number")
+            raise ConfigError(f"{self.label(key)} is {_show(value)}; accepted is a whole number")
         if not low <= value <= high:
-            raise ConfigError(f"{self.label(key)} is {value}; accepted is {low} to {high}")
+            raise ConfigError(f"{self.label(key)} is {_show(value)}; accepted is {low} to {high}")
         return value
+
+    def maybe(self, key: str, low: int = 1, high: int = HIGHEST) -> int | None:
+        """A whole number, or None where the key is absent or null."""
+        return None if self.raw(key, None) is None else self.whole(key, low=low, high=high)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """true or false."""
@@ -103,20 +104,20 @@ class Fields:
     def text(self, key: str, default: Any = REQUIRED) -> str:
         """A string."""
         value = self.raw(key, default)
-        if value is not None and not isinstance(value, str):
+        if not isinstance(value, str):
             raise ConfigError(f"{self.label(key)} is {_show(value)}; accepted is a string")
         return value
 
-    def list(self, key: str, default: Any = REQUIRED, length: int | None = None) -> list[Any]:
-        """A list, of the given length where one is given."""
-        value = self.raw(key, default)
+    def items(self, key: str, length: int | None = None) -> list[Any]:
+        """A list, of the given length where one is given; empty where the key is absent."""
+        value = self.raw(key, None)
         if value is None:
-            return value
-        if not isinstance(value, (list, tuple)):
+            return []
+        if not isinstance(value, list):
             raise ConfigError(f"{self.label(key)} is {_show(value)}; accepted is a list")
         if length is not None and len(value) != length:
             raise ConfigError(f"{self.label(key)} has {len(value)} entries for {length} layers")
-        return list(value)
+        return value
 
     def choice(self, key: str, value: Any, accepted: Sequence[Any]) -> Any:
         """The value if it is one of those accepted."""

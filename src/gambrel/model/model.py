@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gambrel.model.arch import Arch
     from gambrel.types import Cache, Numerics, Op, Tensor
+    from gambrel.units import Num
 
 
 @frozen
@@ -78,15 +79,15 @@ class Model:
         return self.params_by_group.get("embedding", 0)
 
     @cached_property
-    def kv_bytes_per_token(self) -> float:
+    def kv_bytes_per_token(self) -> Num:
         """Cache bytes of one token, every layer counted as growing [byte]."""
         return totals.kv_bytes_per_token(self.caches)
 
-    def weight_bytes(self, streamed_only: bool = False, tp: int = 1) -> float:
+    def weight_bytes(self, streamed_only: bool = False, tp: int = 1) -> Num:
         """Resident weights on one of `tp` devices, or only those that a step of text reads [byte]."""
         return totals.weight_bytes(self.tensors, streamed_only, tp)
 
-    def state_bytes(self, context_tokens: float, reserved: bool = False) -> float:
+    def state_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
         """Cache of one sequence [byte]; `reserved` counts window layers at full length."""
         return totals.state_bytes(self.caches, context_tokens, windowed=not reserved)
 

@@ -262,6 +262,7 @@ class Attention(Part):
 
 
 def rotary(heads: int, width: int, step: Step, numerics: Numerics) -> Iterable[Op]:
+    """The rotation of `heads` queries and keys of `width` elements each."""
     return Elementwise("rope", heads * width, reads=1, writes=1, flops_per_element=3).ops(step, numerics)
 
 
@@ -291,4 +292,5 @@ class FeedForward(Part):
 
 
 def activation(width: int, gated: bool) -> Elementwise:
+    """The non-linearity between the projections, which reads gate and value where it is gated."""
     return Elementwise("activation", width, reads=2 if gated else 1, writes=1, flops_per_element=4)

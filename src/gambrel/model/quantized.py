@@ -1,7 +1,8 @@
 """Quantised checkpoints: what a quantization_config says of every module, scales and zero points included.
 
 Sources: GPTQ (arXiv:2210.17323) and AWQ (arXiv:2306.00978) checkpoints (16-bit scales and packed zero points per
-group), the compressed-tensors and modelopt configuration formats, DeepSeek-V3's 128 x 128 FP8 blocks (arXiv:2412.19437).
+group), the configuration formats of compressed-tensors and modelopt, and DeepSeek-V3's FP8 blocks of 128 x 128
+(arXiv:2412.19437).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def read_scheme(quant: dict[str, Any]) -> Scheme:
     fields = Fields(quant, where="quantization_config.")
     keep: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"):
-        keep += [str(name) for name in fields.list(key, None) or ()]
+        keep += [str(name) for name in fields.items(key) or ()]
     scheme = reader(fields)
     return replace(scheme, keep=(*scheme.keep, *keep), kv=_kv_scheme(quant))
 
@@ -94,8 +95,8 @@ def _kv_scheme(quant: dict[str, Any]) -> str | None:
 
 def _fp8(f: Fields) -> Scheme:
     """Float8 weights and activations; weight_block_size [128, 128] has one 32-bit scale per block."""
-    block = f.list("weight_block_size", None, length=2)
-    tile = ONE if block is None else (_whole(block[1], f), _whole(block[0], f))
+    block = f.items("weight_block_size", length=2)
+    tile = ONE if not block else (_whole(block[1], f), _whole(block[0], f))
     return Scheme("fp8", Format("fp8", 8, "fp8", tile, 32), keep=("lm_head",))
 
 
@@ -116,8 +117,8 @@ def _mxfp4(f: Fields) -> Scheme:
 
 def _integer_groups(f: Fields) -> Scheme:
     """GPTQ and AWQ: packed integers, per group a 16-bit scale and a packed zero point; GPTQ adds an index per input."""
-    bits = f.choice("bits", f.int("bits"), (2, 3, 4, 8))
-    group = f.int("group_size", 128, low=-1)
+    bits = f.choice("bits", f.whole("bits"), (2, 3, 4, 8))
+    group = f.whole("group_size", 128, low=-1)
     tile = ONE_PER_OUTPUT if group < 1 else (group, 1)
     return Scheme(f"int{bits}", Format(f"int{bits}", bits, "base", tile, 16, bits), keep=("lm_head",))
 
@@ -132,8 +133,8 @@ def _bitsandbytes(f: Fields) -> Scheme:
 
 def _mlx(f: Fields) -> Scheme:
     """MLX: affine groups with 16-bit scale and bias, embeddings and head included."""
-    bits = f.choice("bits", f.int("bits"), (2, 3, 4, 6, 8))
-    return Scheme(f"int{bits}", Format(f"int{bits}", bits, "base", (f.int("group_size", 64), 1), 16, 16))
+    bits = f.choice("bits", f.whole("bits"), (2, 3, 4, 6, 8))
+    return Scheme(f"int{bits}", Format(f"int{bits}", bits, "base", (f.whole("group_size", 64), 1), 16, 16))
 
 
 def _bitnet(f: Fields) -> Scheme:
@@ -181,9 +182,9 @@ def _compressed_tensors(f: Fields) -> Scheme:
 
 
 def _tensors_format(w: Fields, activations: Any) -> Format:
-    bits, kind = w.choice("num_bits", w.int("num_bits"), (4, 8)), w.choice("type", w.text("type"), ("int", "float"))
+    bits, kind = w.choice("num_bits", w.whole("num_bits"), (4, 8)), w.choice("type", w.text("type"), ("int", "float"))
     strategy = w.text("strategy", "tensor")
-    size = w.int("group_size", None, low=-1)
+    size = w.maybe("group_size", low=-1)
     name = f"{'int' if kind == 'int' else 'fp'}{bits}"
     both = isinstance(activations, dict) and activations.get("num_bits") == bits
     tiles = {"tensor": ONE, "channel": ONE_PER_OUTPUT, "block": (128, 128)}

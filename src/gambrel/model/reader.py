@@ -73,10 +73,10 @@ def _dtype(inner: Fields) -> dict[str, Any]:
 
 def _model_type(top: Fields) -> str:
     """The family, checked against `architectures`; never guessed from a name."""
-    names = [name for name in top.list("architectures", []) or [] if isinstance(name, str)]
+    names = [name for name in top.items("architectures") if isinstance(name, str)]
     accepted = sorted({*FAMILIES, *NESTED})
-    model_type = top.text("model_type", None)
-    if model_type is None:
+    model_type = top.text("model_type", "")
+    if not model_type:
         hint = "".join(f'; architectures says {name}: if so, add "model_type"' for name in names[:1])
         raise ConfigError(f"missing key model_type{hint}; accepted is {', '.join(accepted)}")
     for name in names:

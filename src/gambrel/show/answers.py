@@ -223,30 +223,28 @@ def request_tables(one: Request, gains: Serving) -> list[Table]:
         {"part": "total", "time_s": one.total_s, "what": f"{one.decode_share:.0%} of it decode"},
     ]
     designs = (Column("design", "design"), Column("gain", "from the same numbers"))
+    named = [{"design": design, "gain": gain} for design, gain in _designs(gains)]
     return [
         Table("request", "One request" if one.batch == 1 else f"{one.batch} requests together", parts, rows),
-        Table("serving", "What serving designs gain", designs, _designs(gains)),
+        Table("serving", "What serving designs gain", designs, named),
     ]
 
 
-def _designs(g: Serving) -> list[dict[str, str]]:
+def _designs(g: Serving) -> list[tuple[str, str]]:
     d = units.duration
-    link = f"; {d(g.transfer_s)} over the scale-up link" if g.transfer_s is not None else ""
+    link = f", {d(g.transfer_s)} over the scale-up link" if g.transfer_s is not None else ""
     return [
-        {
-            "design": "continuous batching",
-            "gain": f"a step of {g.batch} takes {d(g.step_b_s)}, of one {d(g.step_1_s)}: "
+        (
+            "continuous batching",
+            f"a step of {g.batch} takes {d(g.step_b_s)}, of one {d(g.step_1_s)}: "
             f"{units.significant(g.batching_gain)} times the tokens a second",
-        },
-        {
-            "design": "chunked prefill",
-            "gain": f"decodes wait {d(g.chunk_s)} a chunk of {units.count(g.chunk_tokens)} ({g.chunks} chunks, the longest "
-            f"{d(g.chunk_max_s)}) instead of {d(g.stall_s)}; sharing the weight read saves {d(g.mixed_saved_s)} a step",
-        },
-        {
-            "design": "disaggregation",
-            "gain": f"{units.binary(g.transfer_bytes)} of KV to send for each prompt{link}",
-        },
+        ),
+        (
+            "chunked prefill",
+            f"decodes wait {d(g.chunk_s)} for a chunk of {units.count(g.chunk_tokens)} ({g.chunks} chunks, the longest "
+            f"{d(g.chunk_max_s)}) instead of {d(g.stall_s)}; one step with both saves {d(g.mixed_saved_s)}",
+        ),
+        ("disaggregation", f"{units.binary(g.transfer_bytes)} of KV to send for each prompt{link}"),
     ]
 
 
@@ -256,8 +254,12 @@ def print_request(rig: Rig, one: Request, gains: Serving) -> None:
 
     page = Page()
     page.paragraph(
-        f"{rig.model.name} on {rig.device.name}: {units.count(one.prompt_tokens)} tokens in, "
-        f"{units.count(one.new_tokens)} out takes about {units.duration(one.total_s)}, {one.decode_share:.0%} of it decode.",
+        f"{rig.model.name} on {rig.device.name}: {units.count(one.prompt_tokens)} tokens in and "
+        f"{units.count(one.new_tokens)} out take about {units.duration(one.total_s)}, "
+        f"{one.decode_share:.0%} of it decode.",
         "bold",
     )
-    page.tables(request_tables(one, gains))
+    page.tables(request_tables(one, gains)[:1])
+    page.line()
+    page.line("What serving designs gain", "bold")
+    page.pairs(_designs(gains))

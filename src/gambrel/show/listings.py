@@ -69,16 +69,14 @@ def figure_rows(device: Device) -> list[dict[str, Any]]:
     """Every number of one device with where it is from, and what other sources say."""
     rows = []
     for key, figure in device.figures.items():
-        for value, source, used in [
-            (figure.value, figure.source, True),
-            *((other.value, other.source, False) for other in figure.also),
-        ]:
-            origin = device.sources.get(source, {})
+        for other in (figure, *figure.also):
+            origin = device.sources.get(other.source, {})
             rows.append(
                 {
                     "key": key,
-                    "value": value,
-                    "used": used,
+                    "value": other.value,
+                    "used": other is figure,
+                    "source": other.source,
                     "title": origin.get("title", ""),
                     "url": origin.get("url", ""),
                     "date": str(origin.get("date", "")),
@@ -97,11 +95,25 @@ def figures_table(device: Device, rows: Sequence[dict[str, Any]]) -> Table:
         Column("key", "number"),
         Column("quantity", "value"),
         Column("also", ""),
-        Column("title", "source"),
-        Column("date", "date"),
-        Column("checked", "text seen", "yes"),
+        Column("source", "source"),
     )
     return Table("figures", f"{device.id}: {device.name}", columns, shown, device.note)
+
+
+def print_device(device: Device) -> None:
+    """One device: its numbers, then its sources."""
+    from gambrel.show.text import Page
+
+    page = Page()
+    page.tables([figures_table(device, figure_rows(device))])
+    page.line()
+    page.line("Sources", "bold")
+    page.pairs([(name, _source(origin)) for name, origin in device.sources.items()] or [("yours", "no source given")])
+
+
+def _source(origin: Any) -> str:
+    seen = "" if origin.get("checked") else "; from memory of it, its text was not at hand"
+    return f"{origin.get('title', '')}, {origin.get('url', '')}, {origin.get('date', '')}{seen}"
 
 
 def _quantity(key: str, value: float) -> str:

@@ -7,6 +7,7 @@ from gambrel.show.tables import Column, Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gambrel.cost.report import DecodeRow, PrefillRow, Report
@@ -108,11 +109,16 @@ def model_line(report: Report) -> list[tuple[str, str]]:
         (
             "device",
             f"{device.name}: {units.si(device.peak(crossing.dtype), 'FLOP/s')} {crossing.dtype} dense, "
-            f"{units.si(device.mem_bytes_per_s, 'B/s')}, ridge {units.significant(crossing.ridge_flop_per_byte)} FLOP/byte"
-            + (f" (yours: {', '.join(device.changed)})" if device.changed else ""),
+            f"{units.si(device.mem_bytes_per_s, 'B/s')}, "
+            f"ridge {units.significant(crossing.ridge_flop_per_byte)} FLOP/byte{_changed(report)}",
         ),
         ("memory", memory_text(report)),
     ]
+
+
+def _changed(report: Report) -> str:
+    changed = report.device.changed
+    return f" (yours: {', '.join(changed)})" if changed else ""
 
 
 def _kv_text(report: Report) -> str:
@@ -135,7 +141,7 @@ def memory_text(report: Report) -> str:
 def report_tables(report: Report) -> list[Table]:
     """The decode and the prefill table."""
     moe = report.model.arch.experts is not None
-    columns = DECODE_COLUMNS
+    columns: tuple[Column, ...] = DECODE_COLUMNS
     if moe:
         columns = (*DECODE_COLUMNS[:8], *EXPECTED_COLUMNS, *DECODE_COLUMNS[8:])
     decode = [_with_fits(row) for row in report.decode]
@@ -169,8 +175,8 @@ def _with_fits(row: DecodeRow | PrefillRow) -> dict[str, Any]:
     return data
 
 
-def _marks(rows: tuple[DecodeRow, ...] | tuple[PrefillRow, ...]) -> frozenset[int]:
-    return frozenset(i for i, row in enumerate(rows) if not row.fits or row.beyond_max_context)
+def _marks(rows: Sequence[DecodeRow | PrefillRow]) -> frozenset[int]:
+    return frozenset(i for i, row in enumerate(rows) if not row.possible)
 
 
 def crossover_sentence(report: Report) -> str:

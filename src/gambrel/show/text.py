@@ -28,12 +28,7 @@ class Page:
     def __init__(self, out: TextIO | None = None) -> None:
         self.out = out or sys.stdout
         self.styled = self.out.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self.width = WIDTH
-        if self.out.isatty():
-            try:
-                self.width = max(min(os.get_terminal_size(self.out.fileno()).columns, WIDTH), 20)
-            except OSError:
-                pass
+        self.width = max(min(_columns(self.out), WIDTH), 20)
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line as it is."""
@@ -63,6 +58,15 @@ class Page:
                 self.line(line, "dim" if index == 0 else "warn" if index - 1 in table.marks else "")
             if table.caption:
                 self.paragraph(table.caption, "dim")
+
+
+def _columns(out: TextIO) -> int:
+    if not out.isatty():
+        return WIDTH
+    try:
+        return os.get_terminal_size(out.fileno()).columns
+    except OSError:
+        return WIDTH
 
 
 def align(table: Table) -> list[str]:
