@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from gambrel.cost.crossover import crossover
+from gambrel.cost.report import Options, build_report, capacity, step_ops
+from gambrel.cost.report import Report as ReportData
+from gambrel.cost.roofline import demand, step_bound
 from gambrel.model.model import Model as ReadModel
 
 TYPE_CHECKING = False
@@ -10,10 +14,30 @@ if TYPE_CHECKING:
 
     from gambrel.cost.capacity import Capacity
     from gambrel.cost.crossover import Crossover
-    from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Serving
     from gambrel.show.chart import Chart
     from gambrel.types import Bound, Device, Op, Step
+
+
+class Report(ReportData):
+    """A report that prints itself and shows in a notebook."""
+
+    def __str__(self) -> str:
+        from gambrel.show.report import report_text
+
+        return report_text(self)
+
+    def _repr_markdown_(self) -> str:
+        from gambrel.show.report import report_tables
+        from gambrel.show.tables import to_markdown
+
+        return to_markdown(report_tables(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of docs/json.md: SI units, unrounded."""
+        from gambrel.cost.documents import report_dict
+
+        return report_dict(self)
 
 
 class Model(ReadModel):
@@ -24,34 +48,23 @@ class Model(ReadModel):
 
     def report(self, device: Device | str, **options: Any) -> Report:
         """Decode and prefill bounds, what fits, and the crossover batch."""
-        from gambrel.cost.report import Options, build_report
-
-        return build_report(self, _device(device), Options(**options))
+        return Report(**vars(build_report(self, _device(device), Options(**options))))
 
     def bound(self, step: Step, device: Device | str, tp: int = 1, expected: bool = False) -> Bound:
         """The step bound of one forward pass; `step` may hold grids."""
-        from gambrel.cost.report import step_ops
-        from gambrel.cost.roofline import demand, step_bound
-
         device = _device(device)
         return step_bound(demand(step_ops(self, device, step, tp)), device, expected)
 
     def operators(self, step: Step, device: Device | str, tp: int = 1) -> list[Op]:
         """The operators of one forward pass on one of `tp` devices."""
-        from gambrel.cost.report import step_ops
-
         return step_ops(self, _device(device), step, tp)
 
     def capacity(self, device: Device | str, **options: Any) -> Capacity:
         """The memory of the device, term by term."""
-        from gambrel.cost.report import Options, capacity
-
         return capacity(self, _device(device), Options(**options))
 
     def crossover(self, device: Device | str, context_tokens: int = 8192, **options: Any) -> Crossover:
         """At what batch decode is compute-bound, whether it fits, whether it exists."""
-        from gambrel.cost.crossover import crossover
-
         return crossover(self, _device(device), context_tokens, self.capacity(device, **options))
 
     def request(self, device: Device | str, prompt_tokens: int, new_tokens: int, batch: int = 1, **rig: Any) -> Request:

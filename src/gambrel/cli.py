@@ -17,7 +17,7 @@ from gambrel.values import frozen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
     from gambrel.api import Model
     from gambrel.cost.report import Options, Report
@@ -77,9 +77,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=32, width=min(columns, 110) - 2)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the options are a --help away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"{self.prog}: {message}; {self.prog} --help shows what is accepted\n")
+
+
 def _top_parser() -> argparse.ArgumentParser:
     commands = "\n".join(f"  {name:<11}{command.help}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "gambrel",
         usage="gambrel COMMAND …",
         formatter_class=_Help,
@@ -100,7 +107,7 @@ def _version() -> str:
 
 def _command_parser(name: str) -> argparse.ArgumentParser:
     command = COMMANDS[name]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         f"gambrel {name}",
         formatter_class=_Help,
         description=command.help,
@@ -285,6 +292,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import report_dict
     from gambrel.cost.report import build_report
 
     report = build_report(_load_model(args), _load_device(args), _options(args))
@@ -298,7 +306,7 @@ def _report(args: argparse.Namespace) -> int:
 
         return report_tables(report)
 
-    if not _show(args, report.to_dict, tables):
+    if not _show(args, lambda: report_dict(report), tables):
         from gambrel.show.report import print_report
 
         print_report(report)
@@ -315,6 +323,7 @@ def _add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def _params(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import params_dict
     from gambrel.show import inventory
 
     model = _load_model(args)
@@ -327,7 +336,7 @@ def _params(args: argparse.Namespace) -> int:
 
     if _explained(args, report):
         return FINE
-    if not _show(args, lambda: inventory.params_dict(model, args.context), lambda: inventory.params_tables(model)):
+    if not _show(args, lambda: params_dict(model, args.context), lambda: inventory.params_tables(model)):
         inventory.print_params(model, args.context)
     return FINE
 
@@ -346,6 +355,7 @@ def _add_ops(parser: argparse.ArgumentParser) -> None:
 
 
 def _ops(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import ops_dict
     from gambrel.cost.operators import op_rows
     from gambrel.cost.roofline import shard
     from gambrel.model.arch import check_tp
@@ -365,7 +375,7 @@ def _ops(args: argparse.Namespace) -> int:
         device = None
         rows = op_rows(shard(model.ops(step), args.tp), None)
     table = inventory.ops_table(rows, device)
-    if not _show(args, lambda: inventory.ops_dict(model, device, step, rows), lambda: [table]):
+    if not _show(args, lambda: ops_dict(model, device, step, rows), lambda: [table]):
         from gambrel.show.text import Page
 
         Page().tables([table])
@@ -386,6 +396,7 @@ def _add_roofline(parser: argparse.ArgumentParser) -> None:
 
 
 def _roofline(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import plot_dict
     from gambrel.cost.points import Marks, roofline_plot
     from gambrel.show import inventory
 
@@ -396,7 +407,7 @@ def _roofline(args: argparse.Namespace) -> int:
 
     roofline_chart(plot).save(args.output)
     print(f"wrote {args.output}", file=sys.stderr)
-    if not _show(args, lambda: inventory.plot_dict(plot), lambda: [inventory.plot_table(plot)]):
+    if not _show(args, lambda: plot_dict(plot), lambda: [inventory.plot_table(plot)]):
         from gambrel.show.text import Page
 
         Page().tables([inventory.plot_table(plot)])
@@ -414,6 +425,8 @@ def _add_crossover(parser: argparse.ArgumentParser) -> None:
 
 
 def _crossover(args: argparse.Namespace) -> int:
+    from gambrel.cost.crossover import context_limit
+    from gambrel.cost.documents import crossover_dict
     from gambrel.cost.report import build_report
     from gambrel.show import answers
 
@@ -422,8 +435,8 @@ def _crossover(args: argparse.Namespace) -> int:
     reports = [build_report(model, device, each) for each in options]
     if _explained(args, lambda: reports[0]):
         return FINE
-    if not _show(args, lambda: answers.crossover_dict(reports), lambda: [answers.crossover_table(reports)]):
-        answers.print_crossover(reports)
+    if not _show(args, lambda: crossover_dict(reports), lambda: [answers.crossover_table(reports)]):
+        answers.print_crossover(reports, context_limit(model, device, args.tp))
     return FINE
 
 
@@ -437,10 +450,14 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from gambrel.cost.capacity import Fit
+    from gambrel.cost.documents import fit_dict
     from gambrel.cost.report import build_report, capacity
+    from gambrel.model.arch import check_tp
     from gambrel.show import answers
 
     model, device, options = _load_model(args), _load_device(args), _options(args)
+    check_tp(model.arch, args.tp)
     room = capacity(model, device, options)
     if args.kv_budget is not None:
         from dataclasses import replace
@@ -448,8 +465,17 @@ def _fit(args: argparse.Namespace) -> int:
         room = replace(room, stated_budget_bytes=args.kv_budget)
     if _explained(args, lambda: build_report(model, device, options)):
         return FINE
-    fit = answers.Fit(model, device, room, args.batch, args.context)
-    if not _show(args, fit.to_dict, fit.tables):
+    fit = Fit(
+        model.name,
+        device.name,
+        room,
+        args.batch,
+        args.context,
+        model.arch.max_context,
+        model.kv_bytes_per_token,
+        model.reading.notes,
+    )
+    if not _show(args, lambda: fit_dict(fit), lambda: answers.fit_tables(fit)):
         answers.print_fit(fit)
     return NO if args.strict and not fit.all_fit else FINE
 
@@ -469,6 +495,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import request_dict
     from gambrel.cost.request import Rig, request, serving
     from gambrel.model.arch import check_tp
     from gambrel.show import answers
@@ -478,7 +505,7 @@ def _request(args: argparse.Namespace) -> int:
     rig = Rig(model, _load_device(args), args.tp, args.weights, args.efficiency)
     one = request(rig, args.prompt, args.new_tokens, args.batch)
     gains = serving(rig, args.prompt, args.serve_batch, min(args.chunk, args.prompt))
-    if not _show(args, lambda: answers.request_dict(rig, one, gains), lambda: answers.request_tables(one, gains)):
+    if not _show(args, lambda: request_dict(rig, one, gains), lambda: answers.request_tables(one, gains)):
         answers.print_request(rig, one, gains)
     return FINE
 
@@ -492,10 +519,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 def _models(args: argparse.Namespace) -> int:
     from gambrel.api import bundled_models
+    from gambrel.cost.documents import models_dict
     from gambrel.show import listings
 
     rows = bundled_models()
-    if not _show(args, lambda: {"schema": "gambrel.models", "models": rows}, lambda: [listings.models_table(rows)]):
+    if not _show(args, lambda: models_dict(rows), lambda: [listings.models_table(rows)]):
         listings.print_table(listings.models_table(rows))
     return FINE
 
@@ -506,23 +534,20 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
 
 
 def _devices(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import devices_dict
     from gambrel.hardware.catalogue import device_ids
     from gambrel.show import listings
 
     if args.name:
         device = _load_device(args, args.name)
         rows = listings.figure_rows(device)
-        if not _show(args, lambda: _device_document(rows), lambda: [listings.figures_table(device, rows)]):
+        if not _show(args, lambda: devices_dict(rows), lambda: [listings.figures_table(device, rows)]):
             listings.print_device(device)
         return FINE
     rows = listings.device_rows([_load_device(args, name) for name in device_ids()])
-    if not _show(args, lambda: _device_document(rows), lambda: [listings.devices_table(rows)]):
+    if not _show(args, lambda: devices_dict(rows), lambda: [listings.devices_table(rows)]):
         listings.print_table(listings.devices_table(rows))
     return FINE
-
-
-def _device_document(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"schema": "gambrel.devices", "schema_version": 1, "devices": list(rows)}
 
 
 COMMANDS = {

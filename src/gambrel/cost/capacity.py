@@ -96,3 +96,38 @@ def fit_rows(room: Capacity, batches: tuple[int, ...], contexts: tuple[int, ...]
 def context_rows(room: Capacity, batches: tuple[int, ...], limit: int) -> list[dict[str, Any]]:
     """Per batch: the longest context that fits, at most `limit`."""
     return [{"batch": batch, "max_context_tokens": room.max_context(batch, limit)} for batch in batches]
+
+
+@frozen
+class Fit:
+    """What fits of a model on a device: the memory term by term, asked at these batches and contexts.
+
+    max_context: the longest that the model was made for [token], None where unknown. kv_bytes_per_token: every layer
+    counted as growing [byte]. notes: of the reading of the config.
+    """
+
+    model_name: str
+    device_name: str
+    room: Capacity
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    max_context: int | None
+    kv_bytes_per_token: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Per context, what fits."""
+        rows = fit_rows(self.room, self.batches, self.contexts)
+        longest = self.max_context
+        return [{**r, "beyond_max_context": longest is not None and r["context_tokens"] > longest} for r in rows]
+
+    @property
+    def longest(self) -> list[dict[str, Any]]:
+        """Per batch, the longest context; never beyond the model's maximum."""
+        return context_rows(self.room, self.batches, self.max_context or 2**30)
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether every batch fits at every context, none of them beyond the model's maximum."""
+        return all(all(row["fits"].values()) and not row["beyond_max_context"] for row in self.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity, fit_rows
+from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity
 from gambrel.cost.crossover import Crossover, crossover
 from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
 from gambrel.model.arch import check_tp
@@ -11,13 +11,8 @@ from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gambrel.model.model import Model
     from gambrel.types import Device, Op
-
-#: Version of the JSON documents that `to_dict` gives; see docs/json.md.
-SCHEMA_VERSION = 1
 
 DECODE_BATCHES = (1, 8, 64, 256)
 CONTEXT_TOKENS = 8192
@@ -114,7 +109,7 @@ class PrefillRow:
 
 @frozen
 class Report:
-    """A report as data; print it, or take `to_dict`."""
+    """A report as data; gambrel.api.Report prints it."""
 
     model: Model
     device: Device
@@ -123,21 +118,6 @@ class Report:
     prefill: tuple[PrefillRow, ...]
     capacity: Capacity
     crossover: Crossover
-
-    def __str__(self) -> str:
-        from gambrel.show.report import report_text
-
-        return report_text(self)
-
-    def _repr_markdown_(self) -> str:
-        from gambrel.show.report import report_tables
-        from gambrel.show.tables import to_markdown
-
-        return to_markdown(report_tables(self))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of docs/json.md: SI units, unrounded."""
-        return report_dict(self)
 
 
 def build_report(model: Model, device: Device, options: Options | None = None) -> Report:
@@ -234,85 +214,3 @@ def _prefill_row(
 def _beyond(model: Model, tokens: int) -> bool:
     longest = model.arch.max_context
     return longest is not None and tokens > longest
-
-
-def report_dict(report: Report) -> dict[str, Any]:
-    """The report as one JSON document."""
-    options = report.options
-    return {
-        "schema": "gambrel.report",
-        "schema_version": SCHEMA_VERSION,
-        "model": model_dict(report.model),
-        "device": device_dict(report.device, report.crossover.dtype),
-        "options": dict(vars(options)),
-        "decode": [dict(vars(row)) for row in report.decode],
-        "prefill": [dict(vars(row)) for row in report.prefill],
-        "capacity": capacity_dict(report.capacity, options.batches, options.contexts),
-        "crossover": crossover_dict(report.crossover),
-    }
-
-
-def crossover_dict(crossing: Crossover) -> dict[str, Any]:
-    """The crossover in numbers; a limit that does not exist is null."""
-    finite = {key: None if value == float("inf") else value for key, value in vars(crossing).items()}
-    return {**finite, "exists": crossing.exists}
-
-
-def model_dict(model: Model) -> dict[str, Any]:
-    """What a model is, in numbers."""
-    numerics = model.numerics
-    return {
-        "name": model.name,
-        "source": model.source,
-        "family": model.reading.model_type,
-        "params_total": model.params_total,
-        "params_gemm": model.params_gemm,
-        "params_active": model.params_active,
-        "params_embedding": model.params_embedding,
-        "weight_bytes_resident": model.weight_bytes(),
-        "weight_bytes_streamed": model.weight_bytes(streamed_only=True),
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "max_context_tokens": model.arch.max_context,
-        "n_layers": model.arch.n_layers,
-        "dtypes": {
-            "weights": model.reading.precision.weights_name,
-            "kv": numerics.kv.name,
-            "activations": numerics.base.name,
-        },
-        "notes": list(model.reading.notes),
-        "unread_keys": list(model.reading.unread),
-    }
-
-
-def device_dict(device: Device, dtype: str | None = None) -> dict[str, Any]:
-    """What a device is, in numbers; the ridge in `dtype`, or in bf16 where the device has it."""
-    ridges = {name: device.ridge(name) for name in device.peak_flops_per_s}
-    chosen = dtype or ("bf16" if "bf16" in ridges else next(iter(ridges)))
-    return {
-        "id": device.id,
-        "name": device.name,
-        "peak_flops_per_s": dict(device.peak_flops_per_s),
-        "mem_bytes": device.mem_bytes,
-        "usable_bytes": device.usable_bytes,
-        "mem_bytes_per_s": device.mem_bytes_per_s,
-        "ridge_dtype": chosen,
-        "ridge_flop_per_byte": ridges[chosen],
-        "ridges_flop_per_byte": ridges,
-        "link_bytes_per_s": device.link.bytes_per_s if device.link else None,
-        "power_w": device.power_w,
-        "changed": list(device.changed),
-    }
-
-
-def capacity_dict(room: Capacity, batches: tuple[int, ...], contexts: tuple[int, ...]) -> dict[str, Any]:
-    """What fits, with every term."""
-    return {
-        "usable_bytes": room.usable_bytes,
-        "utilization": room.utilization,
-        "weight_bytes": room.weights_bytes,
-        "reserve_bytes": room.reserve_bytes,
-        "budget_bytes": room.budget_bytes,
-        "tp": room.tp,
-        "max_tokens_reserved": room.max_tokens(),
-        "contexts": fit_rows(room, batches, contexts),
-    }

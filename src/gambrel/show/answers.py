@@ -5,39 +5,21 @@ from __future__ import annotations
 from gambrel import units
 from gambrel.show import report as words
 from gambrel.show.tables import Column, Table
-from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gambrel.api import Model
-    from gambrel.cost.capacity import Capacity
+    from gambrel.cost.capacity import Fit
     from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Rig, Serving
-    from gambrel.types import Device
 
 # crossover ------------------------------------------------------------------------------------
 
 
-def crossover_dict(reports: Sequence[Report]) -> dict[str, Any]:
-    """The document of `gambrel crossover`."""
-    from gambrel.cost.report import crossover_dict as numbers
-
-    return {
-        "schema": "gambrel.crossover",
-        "schema_version": 1,
-        "model": reports[0].model.name,
-        "device": reports[0].device.id,
-        "crossover": [numbers(r.crossover) for r in reports],
-    }
-
-
 def crossover_table(reports: Sequence[Report]) -> Table:
     """One row a context."""
-    from gambrel.cost.report import crossover_dict as numbers
-
     columns = (
         Column("context_tokens", "context", "count"),
         Column("weights_batch", "weights alone", "ratio"),
@@ -47,12 +29,15 @@ def crossover_table(reports: Sequence[Report]) -> Table:
         Column("ridge_flop_per_byte", "ridge", "ratio"),
         Column("cache_bytes", "KV at weights alone", "binary"),
     )
-    return Table(
-        "crossover", "Batch at which decode turns compute-bound", columns, [numbers(r.crossover) for r in reports]
-    )
+    return Table("crossover", "Batch at which decode turns compute-bound", columns, [_crossing(r) for r in reports])
 
 
-def print_crossover(reports: Sequence[Report]) -> None:
+def _crossing(report: Report) -> dict[str, Any]:
+    row = dict(vars(report.crossover))
+    return {**row, "intensity_limit": None if row["intensity_limit"] == float("inf") else row["intensity_limit"]}
+
+
+def print_crossover(reports: Sequence[Report], limit: int | None) -> None:
     """A sentence for each context, the table, and what would change it."""
     from gambrel.show.text import Page
 
@@ -61,14 +46,11 @@ def print_crossover(reports: Sequence[Report]) -> None:
         page.paragraph(words.crossover_sentence(report), "bold")
     page.tables([crossover_table(reports)])
     page.line()
-    page.paragraph(_what_changes(reports[0]))
+    page.paragraph(_what_changes(reports[0], limit))
 
 
-def _what_changes(report: Report) -> str:
-    from gambrel.cost.crossover import context_limit
-
+def _what_changes(report: Report, limit: int | None) -> str:
     c, room = report.crossover, report.capacity
-    limit = context_limit(report.model, report.device, room.tp)
     if limit is None:
         return "A compute-bound batch exists at every context: the cache grows slower than the work on it."
     if limit < 1:
@@ -85,78 +67,29 @@ def _what_changes(report: Report) -> str:
 # fit ------------------------------------------------------------------------------------------
 
 
-@frozen
-class Fit:
-    """What fits of a model on a device."""
-
-    model: Model
-    device: Device
-    room: Capacity
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Per context, what fits."""
-        from gambrel.cost.capacity import fit_rows
-
-        longest = self.model.arch.max_context
-        rows = fit_rows(self.room, self.batches, self.contexts)
-        return [{**r, "beyond_max_context": longest is not None and r["context_tokens"] > longest} for r in rows]
-
-    @property
-    def longest(self) -> list[dict[str, Any]]:
-        """Per batch, the longest context; never beyond the model's maximum."""
-        from gambrel.cost.capacity import context_rows
-
-        return context_rows(self.room, self.batches, self.model.arch.max_context or 2**30)
-
-    @property
-    def all_fit(self) -> bool:
-        """Whether every batch fits at every context, none of them beyond the model's maximum."""
-        return all(all(row["fits"].values()) and not row["beyond_max_context"] for row in self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of `gambrel fit`."""
-        from gambrel.cost.report import capacity_dict
-
-        return {
-            "schema": "gambrel.fit",
-            "schema_version": 1,
-            "model": self.model.name,
-            "device": self.device.id,
-            "max_context_tokens": self.model.arch.max_context,
-            "kv_bytes_per_token": self.model.kv_bytes_per_token,
-            **capacity_dict(self.room, self.batches, self.contexts),
-            "contexts": self.rows,
-            "batches": self.longest,
-        }
-
-    def tables(self) -> list[Table]:
-        """Contexts, then batches."""
-        rows = self.rows
-        windows = any(r["sequence_bytes"] != r["sequence_bytes_reserved"] for r in rows)
-        columns = [
-            Column("context_tokens", "context", "count"),
-            Column("sequence_bytes", "KV a sequence", "binary"),
-            *([Column("sequence_bytes_reserved", "reserved", "binary")] if windows else []),
-            Column("max_batch", "largest batch", "count"),
-            *([Column("max_batch_reserved", "reserved", "count")] if windows else []),
-            *(Column(f"fits_{batch}", f"batch {batch}") for batch in self.batches),
-        ]
-        shown = [
-            {**r, **{f"fits_{b}": _yes(r["fits"][str(b)], r["beyond_max_context"]) for b in self.batches}} for r in rows
-        ]
-        marks = frozenset(i for i, r in enumerate(rows) if not r["max_batch"] or r["beyond_max_context"])
-        batches = (Column("batch", "batch", "count"), Column("max_context_tokens", "longest context", "count"))
-        return [
-            Table("contexts", "What fits, by context", columns, shown, _reserved_caption(windows), marks),
-            Table("batches", "Longest context, by batch", batches, self.longest, self._limit_caption()),
-        ]
-
-    def _limit_caption(self) -> str:
-        longest = self.model.arch.max_context
-        return f"At most this model's maximum context of {units.count(longest)} tokens." if longest else ""
+def fit_tables(fit: Fit) -> list[Table]:
+    """Contexts, then batches."""
+    rows = fit.rows
+    windows = any(r["sequence_bytes"] != r["sequence_bytes_reserved"] for r in rows)
+    columns = [
+        Column("context_tokens", "context", "count"),
+        Column("sequence_bytes", "KV a sequence", "binary"),
+        *([Column("sequence_bytes_reserved", "reserved", "binary")] if windows else []),
+        Column("max_batch", "largest batch", "count"),
+        *([Column("max_batch_reserved", "reserved", "count")] if windows else []),
+        *(Column(f"fits_{batch}", f"batch {batch}") for batch in fit.batches),
+    ]
+    shown = [
+        {**r, **{f"fits_{b}": _yes(r["fits"][str(b)], r["beyond_max_context"]) for b in fit.batches}} for r in rows
+    ]
+    marks = frozenset(i for i, r in enumerate(rows) if not r["max_batch"] or r["beyond_max_context"])
+    batches = (Column("batch", "batch", "count"), Column("max_context_tokens", "longest context", "count"))
+    longest = fit.max_context
+    limit = f"At most this model's maximum context of {units.count(longest)} tokens." if longest else ""
+    return [
+        Table("contexts", "What fits, by context", columns, shown, _reserved_caption(windows), marks),
+        Table("batches", "Longest context, by batch", batches, fit.longest, limit),
+    ]
 
 
 def _yes(fits: bool, beyond: bool) -> str:
@@ -173,9 +106,9 @@ def print_fit(fit: Fit) -> None:
 
     page, room = Page(), fit.room
     tokens = units.count(room.max_tokens())
-    page.paragraph(f"{fit.model.name} on {fit.device.name}: {_room_answer(fit)}", "bold")
+    page.paragraph(f"{fit.model_name} on {fit.device_name}: {_room_answer(fit)}", "bold")
     page.line()
-    each = units.binary(fit.model.kv_bytes_per_token)
+    each = units.binary(fit.kv_bytes_per_token)
     terms = (
         f"{units.gigabytes(room.budget_bytes)} as stated"
         if room.stated_budget_bytes is not None
@@ -184,8 +117,8 @@ def print_fit(fit: Fit) -> None:
         f"= {units.gigabytes(room.budget_bytes)}"
     )
     page.pairs([("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")])
-    page.tables(fit.tables())
-    for note in fit.model.reading.notes:
+    page.tables(fit_tables(fit))
+    for note in fit.notes:
         page.paragraph(f"note: {note}", "warn", indent=6)
 
 
@@ -196,20 +129,6 @@ def _room_answer(fit: Fit) -> str:
 
 
 # request --------------------------------------------------------------------------------------
-
-
-def request_dict(rig: Rig, one: Request, gains: Serving) -> dict[str, Any]:
-    """The document of `gambrel request`."""
-    return {
-        "schema": "gambrel.request",
-        "schema_version": 1,
-        "model": rig.model.name,
-        "device": rig.device.id,
-        "weights": rig.weights,
-        "tp": rig.tp,
-        "request": {**vars(one), "total_s": one.total_s, "decode_share": one.decode_share},
-        "serving": dict(vars(gains)),
-    }
 
 
 def request_tables(one: Request, gains: Serving) -> list[Table]:

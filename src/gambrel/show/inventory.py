@@ -12,35 +12,7 @@ if TYPE_CHECKING:
 
     from gambrel.api import Model
     from gambrel.plots import RooflinePlot
-    from gambrel.types import Device, Step
-
-
-def params_dict(model: Model, context_tokens: int) -> dict[str, Any]:
-    """The document of `gambrel params`."""
-    from gambrel.cost.report import SCHEMA_VERSION, model_dict
-
-    return {
-        "schema": "gambrel.params",
-        "schema_version": SCHEMA_VERSION,
-        **model_dict(model),
-        "breakdown": dict(model.params_by_group),
-        "context_tokens": context_tokens,
-        "state_bytes": model.state_bytes(context_tokens),
-        "state_bytes_reserved": model.state_bytes(context_tokens, reserved=True),
-        "tensors": _tensor_rows(model),
-    }
-
-
-def _tensor_rows(model: Model) -> list[dict[str, Any]]:
-    """Weight tensors merged by name and size."""
-    rows: dict[tuple[str, str, int, int], dict[str, Any]] = {}
-    for t in model.tensors:
-        key = (t.name, t.group, t.params, t.stored_bytes)
-        row = rows.setdefault(
-            key, {"name": t.name, "group": t.group, "params": t.params, "stored_bytes": t.stored_bytes, "copies": 0}
-        )
-        row["copies"] += t.copies
-    return list(rows.values())
+    from gambrel.types import Device
 
 
 def params_tables(model: Model) -> list[Table]:
@@ -112,24 +84,6 @@ def ops_table(rows: Sequence[dict[str, Any]], device: Device | None) -> Table:
     return Table("ops", "Operators of one step", columns, rows, caption)
 
 
-def ops_dict(model: Model, device: Device | None, step: Step, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The document of `gambrel ops`."""
-    return {
-        "schema": "gambrel.ops",
-        "schema_version": 1,
-        "model": model.name,
-        "device": device.id if device else None,
-        "step": {
-            "batch": step.batch,
-            "new_tokens": step.new_tokens,
-            "context_tokens": step.context_tokens,
-            "causal": step.causal,
-            "logits": step.logits,
-        },
-        "ops": list(rows),
-    }
-
-
 def plot_table(plot: RooflinePlot) -> Table:
     """The marks of a roofline chart."""
     columns = (
@@ -149,17 +103,4 @@ def _point(point: Any) -> dict[str, Any]:
         "intensity_flop_per_byte": point.intensity_flop_per_byte,
         "rate_flops_per_s": point.rate_flops_per_s,
         "share": point.share or None,
-    }
-
-
-def plot_dict(plot: RooflinePlot) -> dict[str, Any]:
-    """The document of `gambrel roofline`."""
-    roofs = [{**vars(roof), "ridge_flop_per_byte": roof.ridge_flop_per_byte} for roof in plot.roofs]
-    return {
-        "schema": "gambrel.roofline",
-        "schema_version": 1,
-        "title": plot.title,
-        "subtitle": plot.subtitle,
-        "roofs": roofs,
-        "points": [_point(p) for p in plot.points],
     }

@@ -1,0 +1,194 @@
+"""The JSON documents: SI units, unrounded, versioned; docs/json.md says what each key means."""
+
+from __future__ import annotations
+
+from gambrel.cost.capacity import fit_rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from gambrel.cost.capacity import Capacity, Fit
+    from gambrel.cost.crossover import Crossover
+    from gambrel.cost.report import Report
+    from gambrel.cost.request import Request, Rig, Serving
+    from gambrel.model.model import Model
+    from gambrel.plots import Point, RooflinePlot
+    from gambrel.types import Device, Step
+
+#: Raised when a key changes its meaning or goes.
+SCHEMA_VERSION = 1
+
+
+def _document(schema: str, **content: Any) -> dict[str, Any]:
+    return {"schema": f"gambrel.{schema}", "schema_version": SCHEMA_VERSION, **content}
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """The report as one JSON document."""
+    options = report.options
+    return _document(
+        "report",
+        model=model_dict(report.model),
+        device=device_dict(report.device, report.crossover.dtype),
+        options=dict(vars(options)),
+        decode=[dict(vars(row)) for row in report.decode],
+        prefill=[dict(vars(row)) for row in report.prefill],
+        capacity={
+            **capacity_dict(report.capacity),
+            "contexts": fit_rows(report.capacity, options.batches, options.contexts),
+        },
+        crossover=_crossing(report.crossover),
+    )
+
+
+def _crossing(crossing: Crossover) -> dict[str, Any]:
+    """The crossover in numbers; a limit that does not exist is null."""
+    finite = {key: None if value == float("inf") else value for key, value in vars(crossing).items()}
+    return {**finite, "exists": crossing.exists}
+
+
+def model_dict(model: Model) -> dict[str, Any]:
+    """What a model is, in numbers."""
+    numerics = model.numerics
+    return {
+        "name": model.name,
+        "source": model.source,
+        "family": model.reading.model_type,
+        "params_total": model.params_total,
+        "params_gemm": model.params_gemm,
+        "params_active": model.params_active,
+        "params_embedding": model.params_embedding,
+        "weight_bytes_resident": model.weight_bytes(),
+        "weight_bytes_streamed": model.weight_bytes(streamed_only=True),
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "max_context_tokens": model.arch.max_context,
+        "n_layers": model.arch.n_layers,
+        "dtypes": {
+            "weights": model.reading.precision.weights_name,
+            "kv": numerics.kv.name,
+            "activations": numerics.base.name,
+        },
+        "notes": list(model.reading.notes),
+        "unread_keys": list(model.reading.unread),
+    }
+
+
+def device_dict(device: Device, dtype: str | None = None) -> dict[str, Any]:
+    """What a device is, in numbers; the ridge in `dtype`, or in bf16 where the device has it."""
+    ridges = {name: device.ridge(name) for name in device.peak_flops_per_s}
+    chosen = dtype or ("bf16" if "bf16" in ridges else next(iter(ridges)))
+    return {
+        "id": device.id,
+        "name": device.name,
+        "peak_flops_per_s": dict(device.peak_flops_per_s),
+        "mem_bytes": device.mem_bytes,
+        "usable_bytes": device.usable_bytes,
+        "mem_bytes_per_s": device.mem_bytes_per_s,
+        "ridge_dtype": chosen,
+        "ridge_flop_per_byte": ridges[chosen],
+        "ridges_flop_per_byte": ridges,
+        "link_bytes_per_s": device.link.bytes_per_s if device.link else None,
+        "power_w": device.power_w,
+        "changed": list(device.changed),
+    }
+
+
+def capacity_dict(room: Capacity) -> dict[str, Any]:
+    """What fits, with every term."""
+    return {
+        "usable_bytes": room.usable_bytes,
+        "utilization": room.utilization,
+        "weight_bytes": room.weights_bytes,
+        "reserve_bytes": room.reserve_bytes,
+        "budget_bytes": room.budget_bytes,
+        "tp": room.tp,
+        "max_tokens_reserved": room.max_tokens(),
+    }
+
+
+def params_dict(model: Model, context_tokens: int) -> dict[str, Any]:
+    """The document of `gambrel params`."""
+    return _document(
+        "params",
+        **model_dict(model),
+        breakdown=dict(model.params_by_group),
+        context_tokens=context_tokens,
+        state_bytes=model.state_bytes(context_tokens),
+        state_bytes_reserved=model.state_bytes(context_tokens, reserved=True),
+        tensors=_tensor_rows(model),
+    )
+
+
+def _tensor_rows(model: Model) -> list[dict[str, Any]]:
+    """Weight tensors merged by name and size."""
+    rows: dict[tuple[str, str, int, int], dict[str, Any]] = {}
+    for t in model.tensors:
+        key = (t.name, t.group, t.params, t.stored_bytes)
+        row = rows.setdefault(
+            key, {"name": t.name, "group": t.group, "params": t.params, "stored_bytes": t.stored_bytes, "copies": 0}
+        )
+        row["copies"] += t.copies
+    return list(rows.values())
+
+
+def ops_dict(model: Model, device: Device | None, step: Step, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of `gambrel ops`."""
+    shape = {key: getattr(step, key) for key in ("batch", "new_tokens", "context_tokens", "causal", "logits")}
+    return _document("ops", model=model.name, device=device.id if device else None, step=shape, ops=list(rows))
+
+
+def plot_dict(plot: RooflinePlot) -> dict[str, Any]:
+    """The document of `gambrel roofline`."""
+    roofs = [{**vars(roof), "ridge_flop_per_byte": roof.ridge_flop_per_byte} for roof in plot.roofs]
+    points = [_point(point) for point in plot.points]
+    return _document("roofline", title=plot.title, subtitle=plot.subtitle, roofs=roofs, points=points)
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {key: value for key, value in vars(point).items() if key not in ("path", "hollow")}
+
+
+def crossover_dict(reports: Sequence[Report]) -> dict[str, Any]:
+    """The document of `gambrel crossover`."""
+    first = reports[0]
+    rows = [_crossing(report.crossover) for report in reports]
+    return _document("crossover", model=first.model.name, device=first.device.id, crossover=rows)
+
+
+def fit_dict(fit: Fit) -> dict[str, Any]:
+    """The document of `gambrel fit`."""
+    return _document(
+        "fit",
+        model=fit.model_name,
+        device=fit.device_name,
+        max_context_tokens=fit.max_context,
+        kv_bytes_per_token=fit.kv_bytes_per_token,
+        **capacity_dict(fit.room),
+        contexts=fit.rows,
+        batches=fit.longest,
+    )
+
+
+def request_dict(rig: Rig, one: Request, gains: Serving) -> dict[str, Any]:
+    """The document of `gambrel request`."""
+    return _document(
+        "request",
+        model=rig.model.name,
+        device=rig.device.id,
+        weights=rig.weights,
+        tp=rig.tp,
+        request={**vars(one), "total_s": one.total_s, "decode_share": one.decode_share},
+        serving=dict(vars(gains)),
+    )
+
+
+def models_dict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of `gambrel models`."""
+    return _document("models", models=list(rows))
+
+
+def devices_dict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of `gambrel devices`."""
+    return _document("devices", devices=list(rows))
