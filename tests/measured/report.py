@@ -55,13 +55,11 @@ says.
 """
 
 RULES = {
-    silicon.A100_DECODE: "`generation_attention_a100_sxm.csv`, every row of that framework and version, fast or not: "
-    "they imply up to {worst:.2f} times the bandwidth of the memory ({over} of them are above the bound)",
-    silicon.H100_INT8: "rows of that dtype and device that imply more than peak FLOP/s (this copy of the data holds no "
-    "int8_wo rows of the H100)",
-    serving.STOPPED: "`serve_llm_inference_bench.csv`: the lengths asked for exceed what the engine or the model takes, "
-    "so that only the prompt was processed",
-    serving.UNKNOWN_MODEL: "gambrel has no config of it",
+    silicon.A100_DECODE: "every row of that framework and version in `generation_attention_a100_sxm.csv`, fast or not; "
+    "they imply up to {worst:.2f} times the bandwidth of the memory, and {over} of them are above the bound",
+    silicon.H100_INT8: "those rows of that dtype and device; 0 where the files hold no such row",
+    serving.STOPPED: "in `serve_llm_inference_bench.csv`, 2,048 tokens in and out: the latency is that of a prefill",
+    serving.UNKNOWN_MODEL: "`gambrel models` does not list it",
     serving.UNKNOWN_DEVICE: "Intel PVC and Max 1550, SambaNova SN40L",
 }
 
@@ -78,17 +76,22 @@ The data themselves are not part of gambrel.
 """
 
 
-def _table(head, lines):
-    marks = ["---" if i < len(head) - 6 else "---:" for i in range(len(head))]
+def _table(head, lines, left=1):
+    """A markdown table; `left` columns are of words, the rest of numbers."""
+    marks = ["---" if i < left else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, marks, *lines))
 
 
+def _share(value):
+    return f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
 def _distributions(rows, names, fields):
-    lines = []
-    for key, group in measured.groups(rows, *fields).items():
-        numbers = measured.quantiles([row.ratio for row in group])
-        lines.append([*key, f"{len(group):,}", *(f"{value:.{3 if value >= 0.01 else 5}f}" for value in numbers)])
-    return _table([*names, "rows", "min", "10 %", "median", "90 %", "max"], lines)
+    lines = [
+        [*key, f"{len(group):,}", *map(_share, measured.quantiles([row.ratio for row in group]))]
+        for key, group in measured.groups(rows, *fields).items()
+    ]
+    return _table([*names, "rows", "min", "10 %", "median", "90 %", "max"], lines, len(names))
 
 
 def _order(rows):
@@ -99,102 +102,95 @@ def _order(rows):
 
 
 def _summary(found):
-    lines = []
-    for name, rows in found.items():
-        top = measured.best(rows)
-        lines.append(
-            [
-                name,
-                f"{len(rows):,}",
-                f"{sum(bool(row.aside) for row in rows):,}",
-                f"{len(measured.compared(rows)):,}",
-                f"**{len(measured.faster(rows))}**",
-                f"{top.ratio:.3f}",
-                f"{top.gpu}, {top.text}",
-            ]
-        )
-    head = ["measurements", "rows", "set aside", "compared", "faster than the bound", "nearest", "which"]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] + ["---:"] * 5 + ["---"], *lines))
+    lines = [_summary_line(name, rows) for name, rows in found.items()]
+    gemm = [row for row in found["GEMM"] if row.kind.removeprefix("GEMM ") in silicon.HALF]
+    lines.insert(1, _summary_line("of these in bf16 and fp8", gemm))
+    head = ["measurements", "nearest to its bound", "rows", "set aside", "compared", "faster than the bound", "nearest"]
+    return _table(head, lines, 2)
+
+
+def _summary_line(name, rows):
+    top, aside = measured.best(rows), sum(bool(row.aside) for row in rows)
+    counts = [len(rows), aside, len(measured.compared(rows)), len(measured.faster(rows))]
+    return [name, f"{top.gpu}, {top.text}", *(f"{count:,}" for count in counts), _share(top.ratio)]
 
 
 def _rules(rows):
     counts = dict.fromkeys(RULES, 0) | measured.asides(rows)
     aside = [row for row in rows if row.aside == silicon.A100_DECODE]
-    over = sum(row.ratio > 1 for row in aside)
-    worst = max((row.ratio for row in aside), default=0)
-    lines = [[rule, f"{counts[rule]:,}", text.format(worst=worst, over=over)] for rule, text in RULES.items()]
-    return "\n".join(
-        "| " + " | ".join(line) + " |" for line in (["rule", "rows", "why"], ["---", "---:", "---"], *lines)
-    )
-
-
-def _shared_heads(row):
-    heads, kv_heads = re.search(r"(\d+) heads, (\d+) KV", row.text).groups()
-    return heads != kv_heads
+    worst, over = max(row.ratio for row in aside), sum(row.ratio > 1 for row in aside)
+    lines = [[rule, text.format(worst=worst, over=over), f"{counts[rule]:,}"] for rule, text in RULES.items()]
+    return _table(["rule", "what and why", "rows"], lines, 2)
 
 
 def _bad_file(rows):
     """What is wrong with the file that is set aside: its largest caches, by whether query heads share KV heads."""
     large = [row for row in rows if row.gpu == silicon.NAMES["a100_sxm"] and row.size.startswith(">")]
-    median = lambda found: f"{measured.quantiles([row.ratio for row in found])[2]:.2f}"
+    median = lambda chosen: f"{measured.quantiles([row.ratio for row in chosen])[2]:.2f}"
     bad = [row for row in large if row.aside]
+    shares = {row: len(set(re.search(r"(\d+) heads, (\d+) KV", row.text).groups())) == 2 for row in bad}
     return (
-        f"The decode attention that is set aside is wrong in the rows whose query heads share KV heads: with more than "
-        f"{silicon.KV_LIMITS[-1]:,} tokens of KV their median of bound / measured is "
-        f"{median([row for row in bad if _shared_heads(row)])}, that of the other rows of the same file "
-        f"{median([row for row in bad if not _shared_heads(row)])}, that of the other engines on the A100 "
-        f"{median(measured.compared(large))}. They are as fast as if half of the cache had been read."
+        "The decode attention that is set aside is too fast where query heads share KV heads. With more than "
+        f"{silicon.KV_LIMITS[-1]:,} tokens of KV, the median of bound / measured is "
+        f"{median([row for row in bad if shares[row]])} for those rows, "
+        f"{median([row for row in bad if not shares[row]])} for the other rows of that file and "
+        f"{median(measured.compared(large))} for the other engines on the same GPU: about as if half of the cache had "
+        "been read."
     )
 
 
-def _notes(found):
-    kernels = [
-        row for kind in ("GEMM", "prefill attention", "decode attention") for row in measured.compared(found[kind])
-    ]
+def _in_cache(found):
+    kinds = ("GEMM", "prefill attention", "decode attention")
+    kernels = [row for kind in kinds for row in measured.compared(found[kind])]
     small = [row for row in kernels if row.fits_l2 and row.binding == "memory"]
-    balanced = [row for row in found["MoE"] if "balanced" in row.text and row.expected_s > row.measured_s]
-    skewed = [row for row in found["MoE"] if "balanced" not in row.text and row.expected_s > row.measured_s]
-    top = max(small, key=lambda row: row.ratio)
-    lines = [
-        _bad_file(found["decode attention"]),
-        f"Kernels benchmarked in a loop could find their operands in the L2 cache and beat the bound on memory traffic. "
-        f"None did: of {len(small):,} memory-bound rows whose operands all fit in the L2, the nearest reached "
-        f"{top.ratio:.3f} ({top.gpu}, {top.text}). So no rule about the L2 is needed.",
-        f"Reading the experts that uniform routing would touch is an expectation, not a bound: {len(skewed):,} MoE rows "
-        f"with power-law routing are faster than it.",
-    ]
+    top = measured.best(small)
+    return (
+        "A kernel benchmarked in a loop could find its operands in the L2 cache and beat a bound on memory traffic. "
+        f"None did: of the {len(small):,} memory-bound rows whose operands all fit in the L2, the nearest reached "
+        f"{top.ratio:.3f} ({top.gpu}, {top.text}). So there is no rule about the L2."
+    )
+
+
+def _expected(rows):
+    """Where the expected weights of a MoE layer take longer than was measured."""
+    over = [row for row in rows if row.expected_s > row.measured_s]
+    balanced = [row for row in over if ", balanced, " in row.text]
+    listed = "; ".join(f"{row.gpu}, {row.text}, {row.measured_s * 1e6:.0f} µs" for row in balanced)
+    yield (
+        "Reading the experts that uniform routing would touch is an expectation, not a bound: "
+        f"{len(over) - len(balanced):,} MoE rows with power-law routing are faster than it."
+    )
     if balanced:
-        listed = "; ".join(f"{row.gpu}, {row.text}, {row.measured_s * 1e6:.0f} µs" for row in balanced)
-        lines.append(
-            f"With balanced routing it should hold, and {len(balanced)} rows are faster than it: {listed}. Those kernels "
-            f"cannot have read the experts that balanced routing touches. They are below the least bound, and stay in."
+        yield (
+            f"With balanced routing it should hold, and {len(balanced)} rows are faster than it: {listed}. Those "
+            "kernels cannot have read all the experts that balanced routing touches. They stay in: the least bound "
+            "lies below them."
         )
-    return "\n".join(f"* {line}" for line in lines)
+
+
+def _section(title, body):
+    return f"### {title}\n\n{body}\n"
 
 
 def page(shared):
     """The page as text."""
     kernels = {kind: read(shared / "measured" / "silicon") for kind, read in silicon.READERS.items()}
     served = {name: read(shared / "measured") for name, read in serving.READERS.items()}
-    found = {**kernels, **served, "single cases of TensorRT-LLM": serving.case_rows()}
+    cases = serving.case_rows()
+    found = {**kernels, **served, "single cases": cases}
     everything = [row for rows in found.values() for row in rows]
-    parts = [HEAD, _summary(found), "\n## Rows set aside\n", _rules(everything), f"\n{SILICON}"]
+    parts = [HEAD, f"{_summary(found)}\n", f"## Rows set aside\n\n{_rules(everything)}\n", SILICON]
     for kind, rows in kernels.items():
-        parts += [f"### {kind}\n", _distributions(_order(rows), ["kind", "GPU", "size"], ["kind", "gpu", "size"]), ""]
-    parts += ["### Notes\n", _notes(found), f"\n{SERVING}"]
+        parts.append(_section(kind, _distributions(_order(rows), ["kind", "GPU", "size"], ["kind", "gpu", "size"])))
+    notes = [_bad_file(found["decode attention"]), _in_cache(found), *_expected(found["MoE"])]
+    parts += [_section("Notes", "\n".join(f"* {note}" for note in notes)), SERVING]
     for name, rows in served.items():
         ordered = sorted(rows, key=lambda row: (row.kind, row.gpu, row.size))
-        parts += [
-            f"### {name}\n",
-            _distributions(ordered, ["measured", "device", "engine"], ["kind", "gpu", "size"]),
-            "",
-        ]
-    cases = [
-        [row.text, f"{row.bound_s:.4g}", f"{row.measured_s:.4g}", f"{row.ratio:.3f}"] for row in serving.case_rows()
-    ]
-    head = ["single case, A100 SXM 80 GB, fp16", "bound, s", "measured, s", "bound / measured"]
-    rows = (head, ["---", "---:", "---:", "---:"], *cases)
-    parts += ["### Single cases\n", "\n".join("| " + " | ".join(line) + " |" for line in rows), f"\n{SOURCES}"]
+        names = ["measured", "device", "engine"]
+        parts.append(_section(name, _distributions(ordered, names, ["kind", "gpu", "size"])))
+    numbers = [[row.text, f"{row.bound_s:.4g}", f"{row.measured_s:.4g}", _share(row.ratio)] for row in cases]
+    head = ["A100 SXM 80 GB, TensorRT-LLM, fp16", "bound, s", "measured, s", "bound / measured"]
+    parts += [_section("Single cases", _table(head, numbers)), SOURCES]
     return "\n".join(parts)
 
 

@@ -112,7 +112,7 @@ def bench_rows(measured):
 def _bench(r, quickest):
     n, length, measured_s = int(r["Num of Hardware"]), int(r["Input Output Length"]), float(r["Latency"])
     sequences = round(float(r["Throughput"]) * measured_s / (2 * length))
-    text = f"{r['Model']}, {r['Framework']}, {n} devices, {sequences} x {length}/{length}, {measured_s:.4g} s"
+    text = f"{r['Model']}, {r['Framework']}, on {n}, {sequences} x {length}/{length}, {measured_s:.4g} s"
     row = Row(r["Hardware"], "request latency", r["Framework"], text, measured_s)
     hardware, name = BENCH_DEVICES.get(r["Hardware"]), BENCH_MODELS.get(r["Model"])
     if name is None or hardware is None:
@@ -172,7 +172,7 @@ def _trtllm(r):
     prompt, new, n, value = int(r["input_len"]), int(r["output_len"]), int(r["gpus"]), float(r["value"])
     throughput = r["unit"].startswith("tokens/s")
     kind = "throughput at full load" if throughput else r["metric"].removeprefix("mean_")
-    text = f"{r['model']} {r['precision']}, {n} devices, {prompt}/{new}, {r['batch_or_concurrency']}, {value:g}"
+    text = f"{r['model']} {r['precision']}, on {n}, {prompt}/{new}, {r['batch_or_concurrency']}, {value:g}"
     row = Row(r["gpu"], kind, "TensorRT-LLM", text, 1 / value if throughput else value / 1000)
     name = TRTLLM_MODELS.get(r["model"])
     if name is None:

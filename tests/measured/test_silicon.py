@@ -46,7 +46,7 @@ def test_every_line_of_the_files_is_a_row(folder, found):
 
 
 def test_rows_are_set_aside_by_two_rules_only(found, tell):
-    """TensorRT-LLM 1.0.0's decode attention on A100 implies up to 1.67 times peak bandwidth: bad rows, all of the file."""
+    """Decode attention of TensorRT-LLM 1.0.0 on A100 implies up to 1.67 times peak bandwidth: all its rows are bad."""
     aside = [row for rows in found.values() for row in rows if row.aside]
     counts = measured.asides(aside)
     tell(f"set aside: {dict(counts)}, of them above the bound: {sum(row.ratio > 1 for row in aside)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gambrel import units
 from gambrel.cost.report import step_ops
-from gambrel.cost.roofline import demand, op_bound, op_intensity, step_bound
+from gambrel.cost.roofline import demand, op_bound, op_intensity, op_moved_bytes, step_bound
 from gambrel.plots import Point, Roof, RooflinePlot
 from gambrel.types import Device, GambrelError, Step
 from gambrel.values import frozen
@@ -41,8 +41,9 @@ def roofline_plot(model: Model, device: Device, marks: Marks) -> RooflinePlot:
     if marks.batches:
         points += _operators(step_ops(model, device, Step(largest, 1, marks.context), marks.tp), device, "decode")
         points += _steps(model, device, marks)
-    dtype = _main_dtype(step_ops(model, device, Step(1, 1, marks.context)))
-    roofs = [_roof(device, dtype), *(_roof(other, dtype) for other in marks.versus)]
+    main, *others = _dtypes(step_ops(model, device, Step(1, 1, marks.context)), device)
+    roofs = [_roof(device, main), *(_roof(device, dtype, "same device") for dtype in others)]
+    roofs += [_roof(other, main) for other in marks.versus]
     title = f"{model.name} on {device.name}"
     return RooflinePlot(title, _subtitle(marks, largest), tuple(roofs), tuple(points))
 
@@ -56,12 +57,14 @@ def _subtitle(marks: Marks, largest: int) -> str:
     return "; ".join(told) + "; bounds, no operator fused"
 
 
-def _roof(device: Device, dtype: str) -> Roof:
-    return Roof(device.name, dtype, device.peak(dtype), device.mem_bytes_per_s)
+def _roof(device: Device, dtype: str, name: str = "") -> Roof:
+    return Roof(name or device.name, dtype, device.peak(dtype), device.mem_bytes_per_s)
 
 
-def _main_dtype(ops: list[Op]) -> str:
-    return max(demand(ops).flops_by_dtype.items(), key=lambda item: item[1])[0]
+def _dtypes(ops: list[Op], device: Device) -> list[str]:
+    """The dtypes that are multiplied, the one with the highest roof first; equal roofs once."""
+    peaks = {device.peak(dtype): dtype for dtype in demand(ops).flops_by_dtype}
+    return [peaks[peak] for peak in sorted(peaks, reverse=True)]
 
 
 def _operators(ops: list[Op], device: Device, phase: str) -> list[Point]:
@@ -81,7 +84,7 @@ def _operators(ops: list[Op], device: Device, phase: str) -> list[Point]:
 
 
 def _rate(op: Op, device: Device) -> float:
-    return float((op.cost.flops + op.cost.vector_flops) / op_bound(op, device).time_s)
+    return float(op_intensity(op) * op_moved_bytes(op) / op_bound(op, device).time_s)
 
 
 def _steps(model: Model, device: Device, marks: Marks) -> list[Point]:

@@ -51,7 +51,8 @@ class DecodeRow:
 
     bound_s reads the least expert weights, expected_bound_s those of uniform routing (equal for dense models).
     tokens_per_s and expected_tokens_per_s are the throughputs at these bounds. kv_bytes are reads. operators_s:
-    Σ max(…) over unfused operators. missing_bytes: what does not fit, 0 where it fits.
+    Σ max(…) over unfused operators. binding, expected_binding: the resource that limits each. missing_bytes: what does
+    not fit, 0 where it fits.
     """
 
     batch: int
@@ -70,6 +71,7 @@ class DecodeRow:
     tokens_per_s: float
     expected_tokens_per_s: float
     binding: str
+    expected_binding: str
     fits: bool
     missing_bytes: float
     beyond_max_context: bool
@@ -180,6 +182,7 @@ def _decode_row(model: Model, device: Device, options: Options, room: Capacity, 
         operators_bound(ops, device),
         batch / bound.time_s,
         batch / expected.time_s,
+        bound.binding,
         expected.binding,
         missing <= 0,
         max(missing, 0),

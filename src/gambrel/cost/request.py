@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
 from gambrel.types import Step
 from gambrel.values import frozen
@@ -28,24 +26,35 @@ class Rig:
     weights: str = "streamed"
     efficiency: float = 0.6
 
-    def times_s(self, step: Step, efficiency: float = 1.0) -> float:
-        """Time of one step: a bound at efficiency 1, else an estimate with the compute time stretched [s]."""
+    def bound_s(self, step: Step) -> float:
+        """Lower bound on one step, the least expert weights read [s]."""
+        return self._time_s(step, expected=False)
+
+    def expected_s(self, step: Step, efficiency: float = 1.0) -> float:
+        """One step with the experts that uniform routing hits, its compute time stretched by an efficiency [s].
+
+        Equal to the bound for a dense model at efficiency 1; otherwise an expectation or an estimate.
+        """
+        return self._time_s(step, expected=True, efficiency=efficiency)
+
+    def _time_s(self, step: Step, expected: bool, efficiency: float = 1.0) -> float:
         ops = self.model.ops(step, numerics_for(self.model.numerics, self.device))
         need = demand(shard(ops, self.tp))
-        bound = step_bound(need, self.device, expected=True)
-        memory = bound.limits_s["memory"]
+        limits = step_bound(need, self.device, expected).limits_s
+        memory = limits["memory"]
         if self.weights == "resident":
-            extra = self.model.weight_bytes(tp=self.tp) - need.expected_weight_bytes
-            memory += extra / self.device.mem_bytes_per_s
-        return float(max(bound.limits_s["compute"] / efficiency, memory))
+            read = need.expected_weight_bytes if expected else need.weight_bytes
+            memory += (self.model.weight_bytes(tp=self.tp) - read) / self.device.mem_bytes_per_s
+        return float(max(limits["compute"] / efficiency, memory))
 
 
 @frozen
 class Request:
     """One batch of equal requests from first prompt token to last new token [s].
 
-    prefill_s: an estimate at the stated efficiency; prefill_bound_s: at peak. decode_s: a floor, the sum over the
-    growing context. total_s and decode_share follow.
+    prefill_bound_s: at peak, the least expert weights; prefill_s: an estimate at the stated efficiency. step_s: the
+    first decode step; decode_s: the sum over the growing context; both with the experts that uniform routing hits, so
+    floors for dense models. decode_bound_s: the same sum with the least expert weights, a floor for every model.
     """
 
     prompt_tokens: int
@@ -54,12 +63,13 @@ class Request:
     efficiency: float
     prefill_bound_s: float
     prefill_s: float
+    step_s: float
     decode_s: float
-    step_s: float = field(default=0.0)
+    decode_bound_s: float
 
     @property
     def total_s(self) -> float:
-        """Prefill estimate and decode floor together."""
+        """Prefill estimate and expected decode together."""
         return self.prefill_s + self.decode_s
 
     @property
@@ -76,19 +86,22 @@ def request(rig: Rig, prompt_tokens: int, new_tokens: int, batch: int = 1, logit
     """
     prefill = Step(batch, prompt_tokens, prompt_tokens, logits=logits)
 
-    def step(context: int) -> float:
-        return rig.times_s(Step(batch, 1, context))
+    def decode(time_s: Callable[[Step], float]) -> float:
+        if new_tokens < 2:
+            return 0.0
+        return sum_over(lambda s: time_s(Step(batch, 1, s)), prompt_tokens + 1, prompt_tokens + new_tokens - 1)
 
-    decode = sum_over(step, prompt_tokens + 1, prompt_tokens + new_tokens - 1) if new_tokens > 1 else 0.0
+    expected = decode(rig.expected_s)
     return Request(
         prompt_tokens,
         new_tokens,
         batch,
         rig.efficiency,
-        rig.times_s(prefill),
-        rig.times_s(prefill, rig.efficiency),
-        decode,
-        step(prompt_tokens + 1),
+        rig.bound_s(prefill),
+        rig.expected_s(prefill, rig.efficiency),
+        rig.expected_s(Step(batch, 1, prompt_tokens + 1)),
+        expected,
+        decode(rig.bound_s) if rig.model.arch.experts else expected,
     )
 
 
@@ -134,15 +147,15 @@ class Serving:
 def serving(rig: Rig, prompt_tokens: int, batch: int, chunk_tokens: int, logits: str = "last") -> Serving:
     """Continuous batching, chunked prefill and disaggregation for prompts of one length.
 
-    Prefill times are estimates at the rig's efficiency, decode times floors.
+    Prefill times are estimates at the rig's efficiency; decode times are floors, experts as expected.
     """
-    one, many = (rig.times_s(Step(b, 1, prompt_tokens)) for b in (1, batch))
+    one, many = (rig.expected_s(Step(b, 1, prompt_tokens)) for b in (1, batch))
     ends = [*range(chunk_tokens, prompt_tokens, chunk_tokens), prompt_tokens]
     starts = [0, *ends[:-1]]
     pieces = [Step(1, end - start, end, logits=logits) for start, end in zip(starts, ends, strict=True)]
-    times = [rig.times_s(piece, rig.efficiency) for piece in pieces]
+    times = [rig.expected_s(piece, rig.efficiency) for piece in pieces]
     decode = Step(batch, 1, prompt_tokens)
-    mixed = rig.times_s(pieces[-1] + decode, rig.efficiency)
+    mixed = rig.expected_s(pieces[-1] + decode, rig.efficiency)
     kv = rig.model.state_bytes(prompt_tokens)
     link = rig.device.link
     return Serving(
@@ -151,7 +164,7 @@ def serving(rig: Rig, prompt_tokens: int, batch: int, chunk_tokens: int, logits:
         one,
         many,
         batch * one / many,
-        rig.times_s(Step(1, prompt_tokens, prompt_tokens, logits=logits), rig.efficiency),
+        rig.expected_s(Step(1, prompt_tokens, prompt_tokens, logits=logits), rig.efficiency),
         len(pieces),
         sum(times) / len(times),
         max(times),

@@ -72,11 +72,15 @@ def step_bound(need: Demand, device: Device, expected: bool = False) -> Bound:
     return Bound({"compute": compute, "memory": memory}, maximum(compute, memory))
 
 
+def op_moved_bytes(op: Op) -> Num:
+    """Weights, cache and activations of an unfused operator, each once [byte]."""
+    return op.cost.weight_bytes + op.cost.kv_bytes + op.cost.act_bytes
+
+
 def op_bound(op: Op, device: Device) -> Bound:
     """One unfused operator: its FLOPs against the peak, its weights, cache and activations against the bandwidth."""
-    moved = op.cost.weight_bytes + op.cost.kv_bytes + op.cost.act_bytes
     compute = op.cost.flops / device.peak(op.dtype) if _has_flops(op) else 0.0
-    memory = moved / device.mem_bytes_per_s
+    memory = op_moved_bytes(op) / device.mem_bytes_per_s
     return Bound({"compute": compute, "memory": memory}, maximum(compute, memory), "operator")
 
 
@@ -90,9 +94,8 @@ def operators_bound(ops: Iterable[Op], device: Device) -> Num:
 
 
 def op_intensity(op: Op) -> Num:
-    """FLOPs, vector operations included, per byte of an unfused operator [FLOP/byte]."""
-    moved = op.cost.weight_bytes + op.cost.kv_bytes + op.cost.act_bytes
-    return (op.cost.flops + op.cost.vector_flops) / moved
+    """FLOPs per byte of an unfused operator, vector operations where it has no others [FLOP/byte]."""
+    return (op.cost.flops if _has_flops(op) else op.cost.vector_flops) / op_moved_bytes(op)
 
 
 def shard(ops: Iterable[Op], tp: int) -> list[Op]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+#: Bytes of an input element by the dtype that is multiplied; the base dtype for any other [byte].
+NARROW_BYTES = {"fp8": 1, "int8": 1, "fp6": 0.75, "fp4": 0.5, "int4": 0.5}
+
+
 class Part:
     """A piece of a layer. Parts without weights, operators or a cache inherit the empty answer."""
 
@@ -69,13 +73,17 @@ class Linear(Part):
         """Bytes of the matrix and its bias [byte]."""
         return self.format.bytes(self.n_in, self.n_out) + (self.bias.bytes(1, self.n_out) if self.bias else 0)
 
+    def _input_bytes(self, numerics: Numerics) -> float:
+        """Inputs are read in the dtype that is multiplied, where that is narrower than the base dtype."""
+        return NARROW_BYTES.get(self.format.compute, numerics.base.element_bytes)
+
     def op(self, rows: Num, numerics: Numerics) -> Op:
         """The product [m, n_in] x [n_in, n_out]: 2·m·n_in·n_out FLOPs; inputs, weight and outputs once."""
         cost = Cost(
             flops=2 * rows * self.n_in * self.n_out,
             weight_bytes=self.stored_bytes,
             expected_weight_bytes=self.stored_bytes,
-            act_bytes=rows * (self.n_in + self.n_out) * numerics.base.element_bytes,
+            act_bytes=rows * (self.n_in * self._input_bytes(numerics) + self.n_out * numerics.base.element_bytes),
         )
         shape = f"{dims(rows, self.n_in)} x {dims(self.n_in, self.n_out)}"
         return Op(self.name, "gemm", self.format.compute, cost, shape=shape, ways=self.ways)

@@ -134,11 +134,14 @@ def _room_answer(fit: Fit) -> str:
 def request_tables(one: Request, gains: Serving) -> list[Table]:
     """The request's parts, and the serving designs."""
     parts = (Column("part", "part"), Column("time_s", "time", "time"), Column("what", "what it is"))
+    moe = one.decode_bound_s != one.decode_s
+    kind = "expected under uniform routing" if moe else "floor"
     rows = [
         {"part": "prefill", "time_s": one.prefill_s, "what": f"estimate at {one.efficiency:.0%} of peak"},
         {"part": "prefill bound", "time_s": one.prefill_bound_s, "what": "bound, at peak"},
-        {"part": "decode", "time_s": one.decode_s, "what": f"floor, {one.new_tokens - 1} steps"},
-        {"part": "one decode step", "time_s": one.step_s, "what": "floor, the first"},
+        {"part": "decode", "time_s": one.decode_s, "what": f"{kind}, {one.new_tokens - 1} steps"},
+        *([{"part": "decode bound", "time_s": one.decode_bound_s, "what": "bound, fewest experts"}] if moe else []),
+        {"part": "one decode step", "time_s": one.step_s, "what": f"{kind}, the first"},
         {"part": "total", "time_s": one.total_s, "what": f"{one.decode_share:.0%} of it decode"},
     ]
     designs = (Column("design", "design"), Column("gain", "from the same numbers"))
