@@ -173,14 +173,24 @@ def _without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
+def _wrong(reason: str, *aspects: str) -> dict[str, str]:
+    return dict.fromkeys(aspects, reason)
+
+
 #: Faults that several cases share.
-ZERO_WINDOW = dict.fromkeys(
-    ("saved", "unread"), "transformers writes sliding_window: 0 for no window (Qwen2MoeConfig); gambrel refuses 0"
+ZERO_WINDOW = _wrong(
+    "transformers writes sliding_window 0 for no window (Qwen2MoeConfig); 0 is refused", "saved", "unread"
 )
-LOCAL_EXPERTS = dict.fromkeys(
-    ("saved", "unread"), "transformers writes num_local_experts for num_experts (Qwen3MoeConfig); gambrel lacks that name"
+LOCAL_EXPERTS = _wrong(
+    "transformers writes num_local_experts (Qwen3MoeConfig); only num_experts is read", "saved", "unread"
 )
-HEAD_DIM_TOLD = {"unread": "qk_head_dim, which transformers writes (nope + rope), is warned of as unknown"}
+HEAD_DIM_TOLD = _wrong("qk_head_dim, which transformers writes (nope + rope), is warned of as unknown", "unread")
+HALF_WINDOWS = "the class windows every second layer below max_window_layers, gambrel every layer"
+NO_TOWER = "without vision_config the class builds its default SigLIP tower (92.9 M); gambrel counts none"
+TOWER_REFUSED = "the default vision_config that transformers writes (vision_use_head true) is refused"
+CROSS = "add_cross_attention gives every layer a cross-attention; gambrel only warns of the key"
+MLP_BIAS = "DeepseekV2MLP has biases with mlp_bias; gambrel only warns of the key"
+INNER = "BloomConfig ignores n_inner: the width is always 4 x hidden"
 
 CASES = (
     Case("llama", LLAMA),
@@ -220,11 +230,8 @@ CASES = (
     Case(
         "qwen2_moe-windows",
         {**QWEN2_MOE, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 3},
-        {
-            "flops": "the class windows every second layer below max_window_layers, gambrel every layer",
-            "scores": "the class windows every second layer below max_window_layers, gambrel every layer",
-            "unread": "layer_types, which transformers writes, is not read for qwen2_moe",
-        },
+        _wrong(HALF_WINDOWS, "flops", "scores")
+        | _wrong("layer_types, which transformers writes, is not read for qwen2_moe", "unread"),
     ),
     Case("qwen3_moe", QWEN3_MOE, LOCAL_EXPERTS),
     Case("qwen3_moe-bias-tied", {**QWEN3_MOE, "attention_bias": True, "tie_word_embeddings": True}, LOCAL_EXPERTS),
@@ -257,12 +264,7 @@ CASES = (
     Case(
         "gemma3-text-only",
         _without(GEMMA3_VISION, "vision_config"),
-        {
-            "params": "without vision_config the class builds its default SigLIP tower (92.9 M); gambrel counts none",
-            "active": "without vision_config the class builds its default SigLIP tower (92.9 M); gambrel counts none",
-            "saved": "the vision_config that transformers writes for it (vision_use_head true) is refused",
-            "unread": "the vision_config that transformers writes for it (vision_use_head true) is refused",
-        },
+        _wrong(NO_TOWER, "params", "active") | _wrong(TOWER_REFUSED, "saved", "unread"),
     ),
     Case("gemma3-vision", GEMMA3_VISION),
     Case(
@@ -288,11 +290,7 @@ CASES = (
     Case(
         "deepseek_v2-mlp-bias",
         {**DEEPSEEK2, "mlp_bias": True},
-        {
-            **dict.fromkeys(("params", "active"), "DeepseekV2MLP has biases with mlp_bias; gambrel only warns of the key"),
-            "saved": "DeepseekV2MLP has biases with mlp_bias; gambrel only warns of the key",
-            "unread": "mlp_bias and qk_head_dim are warned of as unknown",
-        },
+        _wrong(MLP_BIAS, "params", "active", "saved", "unread"),
     ),
     Case("deepseek_v3", DEEPSEEK3, HEAD_DIM_TOLD),
     Case("deepseek_v3-no-q-rank-bias", {**DEEPSEEK3, "q_lora_rank": None, "attention_bias": True}, HEAD_DIM_TOLD),
@@ -301,19 +299,17 @@ CASES = (
     Case("gpt_oss-no-bias-tied", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
     Case("gpt_oss-default-head", _without(GPT_OSS, "head_dim", "attention_bias")),
     Case("olmo2", OLMO2),
-    Case("olmo2-mha-bias-tied", {**_without(OLMO2, "num_key_value_heads"), "attention_bias": True, "tie_word_embeddings": True}),
+    Case(
+        "olmo2-mha-bias-tied",
+        {**_without(OLMO2, "num_key_value_heads"), "attention_bias": True, "tie_word_embeddings": True},
+    ),
     Case("gpt2", GPT2),
     Case("gpt2-inner", {**GPT2, "n_inner": 96}),
     Case("gpt2-untied", {**GPT2, "tie_word_embeddings": False}),
     Case(
         "gpt2-cross-attention",
         {**GPT2, "add_cross_attention": True},
-        {
-            **dict.fromkeys(
-                ("params", "active", "saved"), "add_cross_attention gives every layer a cross-attention; gambrel only warns"
-            ),
-            "unread": "add_cross_attention is warned of as unknown",
-        },
+        _wrong(CROSS, "params", "active", "saved", "unread"),
     ),
     Case("opt", OPT),
     Case("opt-350m-like", {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
@@ -336,10 +332,7 @@ CASES = (
     Case(
         "bloom-inner",
         {**BLOOM, "n_inner": 96},
-        {
-            **dict.fromkeys(("params", "active", "flops"), "BloomConfig ignores n_inner: the width is always 4 x hidden"),
-            "saved": "BloomConfig ignores n_inner: the width is always 4 x hidden",
-        },
+        _wrong(INNER, "params", "active", "saved", "flops"),
     ),
 )
 

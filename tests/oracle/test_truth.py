@@ -35,7 +35,7 @@ CONTRADICTORY = {"QuantTrio__MiniMax-M2-AWQ.json": ("contradictory", "MiniMaxM2F
 TRUE_KV_BYTES = {
     "tiiuae__falcon-40b.json": (
         122_880,
-        "the module broadcasts its 8 KV heads to 128 before caching; 60 layers x 8 heads x 64 x 2 x 2 bytes are distinct",
+        "the module broadcasts its 8 KV heads before caching; distinct are 60 layers x 8 heads x 64 x 2 x 2 bytes",
     ),
 }
 
@@ -136,13 +136,12 @@ def counts_of(reading: Reading) -> dict[str, float]:
 def test_config(file: str) -> None:
     """A config is read with exactly its true counts, or refused; the listed families are never refused."""
     config = load(file)
+    must_be_read = config.get("model_type") in FAMILIES and not file.startswith("odd__") and file not in CONTRADICTORY
     try:
         reading = read_config(config, Overrides(kv="bf16"))
-    except ConfigError as refusal:
-        may_be_refused = (
-            config.get("model_type") not in FAMILIES or file.startswith("odd__") or file in CONTRADICTORY
-        )
-        assert may_be_refused, f"refused: {refusal}"
+    except ConfigError:
+        if must_be_read:
+            raise
         return
     row = truth()[file]
     if row["status"] != "ok":
