@@ -6,7 +6,7 @@ W window, all in tokens. Every size is in bytes, every count of operations in FL
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 
 from gambrel.units import Num, ceil_div, is_grid, maximum, minimum, number, total
 from gambrel.values import frozen
@@ -64,6 +64,7 @@ class Tensor:
     group: what it is for (embedding, attention, mlp, experts, shared_experts, router, norm, head, vision, ...).
     params: elements of one. stored_bytes: bytes of one. copies: how many. gemm: takes part in matrix products.
     streamed: a forward pass of text reads all of it (a lookup table and a vision tower are not).
+    used: (k, E) where a token uses k of E copies, such as experts.
     ways: over how many devices tensor parallelism can split it; 1 is replicated, None is as many as wanted.
     """
 
@@ -75,6 +76,10 @@ class Tensor:
     gemm: bool = False
     streamed: bool = True
     ways: int | None = None
+    used: tuple[int, int] = (1, 1)
+
+
+_MAY_BE_ZERO = ("context_tokens", "source_tokens", "media_tokens")
 
 
 @frozen
@@ -84,8 +89,10 @@ class Step:
     batch [seq]; new_tokens [token]; context_tokens [token] counts the keys that the last new token attends, its own
     included. A decode step has one new token; a fresh prefill has new_tokens = context_tokens; a chunk lies between.
     A decode step with context 0 leaves the KV cache out. causal: masked scores are skipped, as fused kernels do.
-    logits: "last" row of each sequence or "all" rows go through the output head. also: further sequences of other
-    lengths in the same pass, which share its weights (write decode + chunk). Fields may be grids (arrays).
+    logits: "last" row of each sequence or "all" rows go through the output head. source_tokens: tokens of an encoder's
+    output that cross-attention meets; encode: this pass runs the encoder on them. media_tokens: patches or frames of
+    each sequence that pass through a tower. also: further sequences of other lengths in the same pass, which share its
+    weights (write decode + chunk). Fields may be grids (arrays).
     Raises WorkloadError for a batch or a number of new tokens below 1, or more new tokens than context.
     """
 
@@ -94,29 +101,25 @@ class Step:
     context_tokens: Num = 0
     causal: bool = True
     logits: str = "last"
+    source_tokens: Num = 0
+    encode: bool = False
+    media_tokens: Num = 0
     also: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("batch", "new_tokens", "context_tokens"):
+        for name, least in (("batch", 1), ("new_tokens", 1), *((n, 0) for n in _MAY_BE_ZERO)):
             value = number(getattr(self, name))
             object.__setattr__(self, name, value)
             lowest = value.min() if is_grid(value) else value
-            if lowest < (0 if name == "context_tokens" else 1):
-                raise WorkloadError(f"{name} must be at least {0 if name == 'context_tokens' else 1}, not {lowest}")
+            if lowest < least:
+                raise WorkloadError(f"{name} must be at least {least}, not {lowest}")
         if self.logits not in ("last", "all"):
             raise WorkloadError(f'logits must be "last" or "all", not {self.logits!r}')
         _check_context(self.new_tokens, self.context_tokens)
 
     def __add__(self, other: Step) -> Step:
         """A mixed batch: both in one forward pass."""
-        return Step(
-            self.batch,
-            self.new_tokens,
-            self.context_tokens,
-            self.causal,
-            self.logits,
-            (*self.also, *other.groups),
-        )
+        return replace(self, also=(*self.also, *other.groups))
 
     @property
     def groups(self) -> tuple[Step, ...]:
@@ -126,7 +129,16 @@ class Step:
 
     @property
     def _own(self) -> tuple[Any, ...]:
-        return (self.batch, self.new_tokens, self.context_tokens, self.causal, self.logits)
+        return (
+            self.batch,
+            self.new_tokens,
+            self.context_tokens,
+            self.causal,
+            self.logits,
+            self.source_tokens,
+            self.encode,
+            self.media_tokens,
+        )
 
     @property
     def rows(self) -> Num:
@@ -143,21 +155,56 @@ class Step:
         """Rows that go through the output head [token]."""
         return total(g.batch * (g.new_tokens if g.logits == "all" else 1) for g in self.groups)
 
-    def scores(self, window: int | None = None) -> Num:
+    def scores(self, window: int | None = None, chunk: int | None = None) -> Num:
         """Query-key pairs, one head, summed over the sequences [1].
 
         Causal: query i of q over c cached keys meets min(c + i, W), so a fresh prompt has s(s+1)/2 and a chunk
-        q·c + q(q+1)/2. Every key: q times the keys read.
+        q·c + q(q+1)/2. Every key: q times the keys read. chunk: a query meets only keys of its own chunk of positions.
         """
-        return total(g.batch * _scores(g, window) for g in self.groups)
+        return total(g.batch * _scores(g, window, chunk) for g in self.groups)
 
-    def keys_read(self, window: int | None = None) -> Num:
+    def keys_read(self, window: int | None = None, chunk: int | None = None) -> Num:
         """Cached keys that the pass reads, summed over the sequences: B · min(s, W + q - 1) [token]."""
-        return total(g.batch * _clip(g.context_tokens, window, g.new_tokens - 1) for g in self.groups)
+        return total(g.batch * _read(g, window, chunk) for g in self.groups)
 
     def keys_written(self, window: int | None = None) -> Num:
         """Keys that the pass adds to the cache: B · min(q, s, W) [token]."""
         return total(g.batch * _clip(minimum(g.new_tokens, g.context_tokens), window, 0) for g in self.groups)
+
+    # Encoders and towers ----------------------------------------------------------------------
+
+    @property
+    def source_keys(self) -> Num:
+        """Keys of the encoder's output that cross-attention reads, summed over the sequences [token]."""
+        return total(g.batch * g.source_tokens for g in self.groups)
+
+    @property
+    def source_scores(self) -> Num:
+        """Query-key pairs of cross-attention, one head, summed over the sequences [1]."""
+        return total(g.batch * g.new_tokens * g.source_tokens for g in self.groups)
+
+    @property
+    def source_written(self) -> Num:
+        """Keys of the encoder's output that the pass makes: all of them where it encodes, else none [token]."""
+        return total(g.batch * g.source_tokens for g in self.groups if g.encode)
+
+    @property
+    def encoder_steps(self) -> tuple[Step, ...]:
+        """The pass through an encoder, where there is one: every source token meets every other."""
+        return tuple(
+            Step(g.batch, g.source_tokens, g.source_tokens, causal=False, logits="all")
+            for g in self.groups
+            if g.encode and g.source_tokens != 0
+        )
+
+    @property
+    def media_steps(self) -> tuple[Step, ...]:
+        """The pass through a tower, where there is media: every patch or frame meets every other."""
+        return tuple(
+            Step(g.batch, g.media_tokens, g.media_tokens, causal=False, logits="all")
+            for g in self.groups
+            if g.media_tokens != 0
+        )
 
 
 def _check_context(new_tokens: Num, context_tokens: Num) -> None:
@@ -177,10 +224,20 @@ def _clip(keys: Num, window: int | None, extra: Num) -> Num:
     return keys if window is None else minimum(keys, window + extra)
 
 
-def _scores(g: Step, window: int | None) -> Num:
+def _read(g: Step, window: int | None, chunk: int | None) -> Num:
+    if chunk is not None:
+        first = maximum(g.context_tokens - g.new_tokens, 0)
+        return g.context_tokens - first // chunk * chunk
+    return _clip(g.context_tokens, window, g.new_tokens - 1)
+
+
+def _scores(g: Step, window: int | None, chunk: int | None) -> Num:
     if not g.causal:
-        return g.new_tokens * _clip(g.context_tokens, window, g.new_tokens - 1)
-    return _triangle(g.context_tokens, window) - _triangle(g.context_tokens - g.new_tokens, window)
+        return g.new_tokens * _read(g, window, chunk)
+    cached = g.context_tokens - g.new_tokens
+    if chunk is not None:
+        return _sawtooth(g.context_tokens, chunk) - _sawtooth(maximum(cached, 0), chunk)
+    return _triangle(g.context_tokens, window) - _triangle(cached, window)
 
 
 def _triangle(n: Num, window: int | None) -> Num:
@@ -189,6 +246,12 @@ def _triangle(n: Num, window: int | None) -> Num:
         return n * (n + 1) // 2
     inside = minimum(n, window)
     return inside * (inside + 1) // 2 + window * maximum(n - window, 0)
+
+
+def _sawtooth(n: Num, chunk: int) -> Num:
+    """Sum of the position within its chunk, 1 … C, for j = 1 … n."""
+    whole, rest = n // chunk, n % chunk
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 
 
 @frozen
@@ -268,13 +331,15 @@ class Cache:
     """What one layer keeps of a sequence between steps.
 
     bytes_per_token: grows with the context [byte/token]. window: tokens after which it stops growing; None never.
-    fixed_bytes: state that does not grow [byte]. ways: as in Op.
+    fixed_bytes: state that does not grow [byte]. ways: as in Op. source_bytes_per_token: grows with the encoder's input
+    instead [byte/token].
     """
 
     bytes_per_token: Num
     window: int | None = None
     fixed_bytes: Num = 0
     ways: int | None = None
+    source_bytes_per_token: Num = 0
 
 
 @frozen

@@ -105,7 +105,7 @@ def test_active_parameters(case, modules, request) -> None:
         n_experts = case.text.get("num_experts") or case.text.get("num_local_experts") or case.text["n_routed_experts"]
         unused = experts // n_experts * (n_experts - case.text["num_experts_per_tok"])
     arch = read_config(case.config).arch
-    assert totals.params_active(arch, arch.tensors()) == sum(counts.values()) - unused
+    assert totals.params_active(arch.tensors()) == sum(counts.values()) - unused
 
 
 def test_cache(case, modules) -> None:

@@ -125,7 +125,7 @@ def counts_of(reading: Reading) -> dict[str, float]:
     groups = totals.params_by_group(tensors)
     return {
         "total": totals.params_total(tensors),
-        "active": totals.params_active(reading.arch, tensors),
+        "active": totals.params_active(tensors),
         "kv_bytes_per_token": totals.kv_bytes_per_token(reading.arch.caches(reading.precision.numerics())),
         "embedding and head": groups.get("embedding", 0) + groups.get("head", 0),
         **{group: groups.get(group, 0) for group in SAME_GROUP},

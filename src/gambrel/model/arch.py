@@ -37,7 +37,8 @@ class Arch:
     """A decoder: `first` (embeddings), `blocks`, `last` (final norm, output head), and `extras` beside the text path.
 
     max_context: the longest context that the model was made for [token]; None where the config does not say.
-    divisors: what tensor parallelism must divide, by name (query heads, KV heads, widths).
+    n_heads, n_kv_heads, widths: what tensor parallelism must divide. encodes: an encoder reads a source before the
+    decoder speaks; source_tokens: how long that source always is, None where it varies [token].
     """
 
     first: tuple[Part, ...]
@@ -49,6 +50,8 @@ class Arch:
     n_heads: int = 1
     n_kv_heads: int = 1
     widths: tuple[int, ...] = ()
+    encodes: bool = False
+    source_tokens: int | None = None
 
     @property
     def n_layers(self) -> int:
@@ -63,14 +66,14 @@ class Arch:
                 yield part, block.count, block.name
         for part in self.last:
             yield part, 1, "head"
+        for part in self.extras:
+            yield part, 1, "beside the text"
 
     def tensors(self) -> Iterator[Tensor]:
         """Every weight tensor, equal ones together with their number."""
         for part, count, _ in self._parts():
             for tensor in part.tensors():
                 yield tensor if count == 1 else replace(tensor, copies=tensor.copies * count)
-        for part in self.extras:
-            yield from part.tensors()
 
     def ops(self, step: Step, numerics: Numerics) -> list[Op]:
         """Every operator of one forward pass, equal ones together with their number."""
@@ -104,13 +107,9 @@ def params_by_group(tensors: Iterable[Tensor]) -> dict[str, int]:
     return groups
 
 
-def params_active(arch: Arch, tensors: Iterable[Tensor]) -> int:
+def params_active(tensors: Iterable[Tensor]) -> int:
     """All parameters minus those of the routed experts that a token does not use."""
-    tensors = list(tensors)
-    if arch.experts is None:
-        return params_total(tensors)
-    experts = params_by_group(tensors).get("experts", 0)
-    return params_total(tensors) - experts // arch.experts.n_experts * (arch.experts.n_experts - arch.experts.top_k)
+    return sum(t.params * t.copies * t.used[0] // t.used[1] for t in tensors)
 
 
 def weight_bytes(tensors: Iterable[Tensor], streamed_only: bool = False, tp: int = 1) -> Num:
@@ -130,21 +129,26 @@ def kv_bytes_per_token(caches: Iterable[tuple[Cache, int]], tp: int = 1) -> Num:
     return total(_part_of(cache.bytes_per_token * count, tp, cache.ways) for cache, count in caches)
 
 
-def state_bytes(caches: Iterable[tuple[Cache, int]], context_tokens: Num, tp: int = 1, windowed: bool = True) -> Num:
-    """Bytes that one sequence of `context_tokens` keeps; windowed layers keep min(s, W) tokens, or s as reserved."""
+def state_bytes(
+    caches: Iterable[tuple[Cache, int]],
+    context_tokens: Num,
+    tp: int = 1,
+    windowed: bool = True,
+    source_tokens: Num = 0,
+) -> Num:
+    """Bytes that one sequence of `context_tokens` keeps; windowed layers keep min(s, W) tokens, or s as reserved.
+
+    source_tokens: length of the encoder's input, whose keys and values cross-attention keeps [token].
+    """
     return total(
-        _part_of(
-            (
-                cache.bytes_per_token
-                * (context_tokens if cache.window is None or not windowed else minimum(context_tokens, cache.window))
-                + cache.fixed_bytes
-            )
-            * count,
-            tp,
-            cache.ways,
-        )
+        _part_of(_cache_bytes(cache, context_tokens, windowed, source_tokens) * count, tp, cache.ways)
         for cache, count in caches
     )
+
+
+def _cache_bytes(cache: Cache, context_tokens: Num, windowed: bool, source_tokens: Num) -> Num:
+    kept = context_tokens if cache.window is None or not windowed else minimum(context_tokens, cache.window)
+    return cache.bytes_per_token * kept + cache.source_bytes_per_token * source_tokens + cache.fixed_bytes
 
 
 def check_tp(arch: Arch, tp: int) -> None:

@@ -20,7 +20,7 @@ from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import Any
 
     from gambrel.model.experts import MixtureOfExperts
@@ -29,10 +29,18 @@ if TYPE_CHECKING:
 
 @frozen
 class Layer:
-    """What tells one layer of a stack from another: its window [token] and whether it has experts."""
+    """What tells one layer of a stack from another.
+
+    window: keys a query sees [token]; None is all. sparse: whether it has experts. kind: which mixer, where a family
+    has several. chunk: attention stays within chunks of so many tokens. extra: anything else that a family's own
+    builders need; hashable.
+    """
 
     window: int | None = None
     sparse: bool = False
+    kind: str = ""
+    chunk: int | None = None
+    extra: Hashable = None
 
 
 @frozen
@@ -67,6 +75,27 @@ class Family:
     shape: Callable[[Builder], None] | None = None
     first: Callable[[Builder], tuple[Part, ...]] | None = None
     last: Callable[[Builder], tuple[Part, ...]] | None = None
+
+
+@frozen
+class Nested:
+    """A config that holds a text config: the text family by default, and the towers beside it.
+
+    text: model type of the text config where it names none. towers: parts beside the text path, from the whole
+    config. tied: default of tie_word_embeddings. keys: where the text config may be.
+    """
+
+    text: str
+    towers: Callable[[Fields, Builder], tuple[Part, ...]]
+    tied: bool = False
+    keys: tuple[str, ...] = ("text_config",)
+
+
+@frozen
+class Custom:
+    """A model that is no decoder stack: read by a function of its own, which returns notes too."""
+
+    read: Callable[[Fields, Precision], tuple[Arch, tuple[str, ...]]]
 
 
 #: Norm names of a layer around its mixer and its feed-forward: (before mixer, after mixer, before ffn, after ffn).
@@ -173,6 +202,7 @@ class Builder:
             layer.window,
             self.rotary,
             fam.sinks,
+            layer.chunk,
         )
 
     def dense(self, path: str, width: int | None = None, group: str = "mlp") -> FeedForward:
@@ -231,7 +261,10 @@ class Builder:
 
         f, h, d = self.fields, self.n_heads, self.hidden
         nope, rope, v = f.whole("qk_nope_head_dim"), f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
-        latent, rank = f.whole("kv_lora_rank"), f.maybe("q_lora_rank")
+        latent, rank = f.whole("kv_lora_rank"), None
+        if not ("q_lora_rank" in f.data and f.data["q_lora_rank"] is None):
+            rank = f.maybe("q_lora_rank")
+        f.choice("qk_head_dim", f.whole("qk_head_dim", nope + rope), (nope + rope,))
         bias = "attention_bias"
         if rank is None:
             queries: tuple[Linear | Norm, ...] = (

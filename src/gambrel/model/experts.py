@@ -35,7 +35,7 @@ class MixtureOfExperts(Part):
         """Router, E experts, shared experts."""
         yield from self.router.tensors()
         for part in (*self.inner, self.down):
-            yield from part.tensors(copies=self.n_experts)
+            yield from part.tensors(copies=self.n_experts, used=(self.top_k, self.n_experts))
         if self.shared is not None:
             yield from self.shared.tensors()
         if self.shared_gate is not None:

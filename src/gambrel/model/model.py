@@ -66,7 +66,7 @@ class Model:
     @cached_property
     def params_active(self) -> int:
         """All parameters minus the routed experts that a token does not use."""
-        return totals.params_active(self.arch, self.tensors)
+        return totals.params_active(self.tensors)
 
     @cached_property
     def params_by_group(self) -> dict[str, int]:

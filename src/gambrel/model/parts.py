@@ -59,14 +59,13 @@ class Linear(Part):
     bias: Format | None = None
     ways: int | None = None
 
-    def tensors(self, copies: int = 1, streamed: bool = True) -> Iterable[Tensor]:
+    def tensors(self, copies: int = 1, streamed: bool = True, used: tuple[int, int] = (1, 1)) -> Iterable[Tensor]:
         """The matrix, and the bias where there is one."""
-        size = self.n_in * self.n_out
-        stored = self.format.bytes(self.n_in, self.n_out)
-        yield Tensor(self.name, self.group, size, stored, copies, gemm=True, streamed=streamed, ways=self.ways)
+        size, stored = self.n_in * self.n_out, self.format.bytes(self.n_in, self.n_out)
+        yield Tensor(self.name, self.group, size, stored, copies, True, streamed, self.ways, used)
         if self.bias is not None:
-            stored = self.bias.bytes(1, self.n_out)
-            yield Tensor(f"{self.name}.bias", self.group, self.n_out, stored, copies, streamed=streamed, ways=self.ways)
+            name, stored = f"{self.name}.bias", self.bias.bytes(1, self.n_out)
+            yield Tensor(name, self.group, self.n_out, stored, copies, False, streamed, self.ways, used)
 
     @property
     def stored_bytes(self) -> int:
@@ -202,7 +201,8 @@ class Attention(Part):
 
     projections: of queries, keys and values, fused or apart. out: the output projection. d_qk, d_v: width of a
     head. norms: of queries and keys. window: keys a query sees, its own included [token]; None is all.
-    rotary: whether queries and keys are rotated. sinks: one learned logit per head.
+    rotary: whether queries and keys are rotated. sinks: one learned logit per head. chunk: attention stays within
+    chunks of so many positions [token].
     """
 
     projections: tuple[Linear, ...]
@@ -216,6 +216,7 @@ class Attention(Part):
     window: int | None = None
     rotary: bool = True
     sinks: bool = False
+    chunk: int | None = None
 
     def tensors(self) -> Iterable[Tensor]:
         """Projections, q/k norms, sinks."""
@@ -238,7 +239,7 @@ class Attention(Part):
 
         Reads B·min(s, W + q - 1)·n_kv·(d_qk + d_v) cached elements, writes the new tokens' own.
         """
-        scores = step.scores(self.window)
+        scores = step.scores(self.window, self.chunk)
         per_token = self._kv_bytes(numerics)
         sink_bytes = self.base.bytes(1, self.n_heads) if self.sinks else 0
         cost = Cost(
@@ -246,13 +247,13 @@ class Attention(Part):
             vector_flops=5 * self.n_heads * scores,
             weight_bytes=sink_bytes,
             expected_weight_bytes=sink_bytes,
-            kv_read_bytes=step.keys_read(self.window) * per_token,
+            kv_read_bytes=step.keys_read(self.window, self.chunk) * per_token,
             kv_write_bytes=step.keys_written(self.window) * per_token,
             act_bytes=step.rows * self.n_heads * (self.d_qk + self.d_v) * numerics.base.element_bytes,
         )
         shape = f"{self.n_heads} heads, {self.n_kv_heads} KV, {dims(step.rows, self.d_qk)} x {dims(self.d_qk, 's')}"
         return Op(
-            "attention" if self.window is None else f"attention (window {self.window})",
+            self.kernel_name,
             "attention",
             numerics.attention,
             cost,
@@ -261,12 +262,19 @@ class Attention(Part):
             kv_ways=self.n_kv_heads,
         )
 
+    @property
+    def kernel_name(self) -> str:
+        """The kernel, with its window or chunk."""
+        if self.chunk is not None:
+            return f"attention (chunks of {self.chunk})"
+        return "attention" if self.window is None else f"attention (window {self.window})"
+
     def _kv_bytes(self, numerics: Numerics) -> Num:
         return self.n_kv_heads * (self.d_qk + self.d_v) * numerics.kv.element_bytes
 
     def cache(self, numerics: Numerics) -> Cache:
         """Keys and values: n_kv·(d_qk + d_v) elements per token."""
-        return Cache(self._kv_bytes(numerics), self.window, ways=self.n_kv_heads)
+        return Cache(self._kv_bytes(numerics), self.window or self.chunk, ways=self.n_kv_heads)
 
 
 def rotary(heads: int, width: int, step: Step, numerics: Numerics) -> Iterable[Op]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gambrel.model.builder import Builder
-from gambrel.model.families import ARCHITECTURES, FAMILIES, NESTED, Nested
+from gambrel.model.builder import Builder, Custom, Family, Nested
+from gambrel.model.families import belongs, find, known
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.precision import Overrides, Precision, read_precision
 from gambrel.values import frozen
@@ -35,59 +35,71 @@ def read_config(config: Mapping[str, Any], overrides: Overrides | None = None) -
     if not isinstance(config, dict):
         raise ConfigError("a config.json holds one object")
     top = Fields(config)
-    model_type = _model_type(top)
+    model_type, entry = _entry(top)
     precision = read_precision(top, overrides or Overrides())
-    if model_type in NESTED and "text_config" in config:
-        return _read_nested(top, NESTED[model_type], model_type, precision, overrides or Overrides())
-    family = FAMILIES[NESTED[model_type].text if model_type in NESTED else model_type]
-    fields = Fields(config, family.names, family.defaults)
+    if isinstance(entry, Nested):
+        key = next((key for key in entry.keys if key in config), None)
+        if key is not None:
+            return _read_nested(top, entry, key, model_type, precision)
+        entry = _family(entry.text)
+    if isinstance(entry, Custom):
+        arch, notes = entry.read(top, precision)
+        return Reading(arch, precision, model_type, (*precision.notes, *notes), tuple(top.unread()))
+    fields = Fields(config, entry.names, entry.defaults)
     fields.used |= top.used
-    builder = Builder(family, fields, precision)
+    builder = Builder(entry, fields, precision)
     arch = builder.arch()
     return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), tuple(fields.unread()))
 
 
-def _read_nested(top: Fields, nested: Nested, model_type: str, precision: Precision, overrides: Overrides) -> Reading:
+def _read_nested(top: Fields, nested: Nested, key: str, model_type: str, precision: Precision) -> Reading:
     """A text model inside a multimodal config: its family, its own dtype where the top names none, its towers."""
-    inner = top.nested("text_config")
+    inner = top.nested(key)
     name = inner.text("model_type", nested.text)
-    inner.choice("model_type", name, tuple(FAMILIES))
+    family = _family(name)
     if not (top.has("dtype") or top.has("torch_dtype")):
-        precision = read_precision(Fields({**top.data, **_dtype(inner)}), overrides)
-    family = FAMILIES[name]
-    fields = Fields(inner.data, family.names, family.defaults, "text_config.")
+        precision = read_precision(Fields({**top.data, **_dtype(inner)}), precision.overrides)
+    fields = Fields(inner.data, family.names, family.defaults, f"{key}.")
     fields.used |= inner.used | {"dtype", "torch_dtype"}
     tied = fields.flag("tie_word_embeddings", nested.tied)
     if top.has("tie_word_embeddings"):
         tied = top.flag("tie_word_embeddings")
     builder = Builder(family, fields, precision, tied)
-    arch = builder.arch(nested.towers(top, builder) if top.has("vision_config") else ())
-    return Reading(
-        arch, precision, model_type, (*precision.notes, *builder.notes), tuple(top.unread() + fields.unread())
-    )
+    arch = builder.arch(nested.towers(top, builder))
+    unread = tuple(top.unread() + fields.unread())
+    return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), unread)
+
+
+def _family(model_type: str) -> Family:
+    """A decoder that may stand inside a multimodal config."""
+    family = find(model_type)
+    if not isinstance(family, Family):
+        accepted = ", ".join(name for name in known() if isinstance(find(name), Family))
+        raise ConfigError(f"the text model's model_type is {model_type!r}; accepted is {accepted}")
+    return family
 
 
 def _dtype(inner: Fields) -> dict[str, Any]:
     return {key: inner.data[key] for key in ("dtype", "torch_dtype") if inner.data.get(key) is not None}
 
 
-def _model_type(top: Fields) -> str:
-    """The family, checked against `architectures`; never guessed from a name."""
+def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
+    """The family's row, checked against `architectures`; never guessed from a name."""
     names = [name for name in top.items("architectures") if isinstance(name, str)]
-    accepted = sorted({*FAMILIES, *NESTED})
     model_type = top.text("model_type", "")
     if not model_type:
         hint = "".join(f'; architectures says {name}: if so, add "model_type"' for name in names[:1])
-        raise ConfigError(f"missing key model_type{hint}; accepted is {', '.join(accepted)}")
+        raise ConfigError(f"missing key model_type{hint}; accepted is {', '.join(known())}")
     for name in names:
-        belongs = ARCHITECTURES.get(name)
-        if belongs and model_type not in belongs:
+        types = belongs(name, model_type)
+        if types and model_type not in types:
             raise ConfigError(
-                f"contradictory config: architectures is {name}, which is a {' or '.join(belongs)} model, "
+                f"contradictory config: architectures is {name}, which is a {' or '.join(types)} model, "
                 f"but model_type is {model_type}"
             )
-    if model_type not in accepted:
+    entry = find(model_type)
+    if entry is None:
         raise ConfigError(
-            f"model_type is {model_type!r}, which gambrel does not know; accepted is {', '.join(accepted)}"
+            f"model_type is {model_type!r}, which gambrel does not know; accepted is {', '.join(known())}"
         )
-    return model_type
+    return model_type, entry

@@ -1,90 +1,62 @@
-"""The table of model families: each row says how one family's config.json becomes parts.
-
-To add a family, add a row (and a part where the layer does something new). Defaults are those of the family's own
-configuration class in transformers 5.24; keys without a default here must be in the config.
-"""
+"""Decoders that everybody knows: Llama, Mistral, Qwen, Gemma, Phi-3, DeepSeek, gpt-oss, OLMo 2, GPT-2, OPT, …"""
 
 from __future__ import annotations
 
-from gambrel.model.builder import Builder, Family, Layer, MoE
-from gambrel.model.fields import ConfigError, Fields
+from gambrel.model.builder import Builder, Family, Layer, MoE, Nested
+from gambrel.model.families.patterns import all_windowed, every, sparse_or_dense, typed, window_of
 from gambrel.model.parts import Elementwise, Linear, Part, Table
-from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from gambrel.model.fields import Fields
 
 # Layer patterns -------------------------------------------------------------------------------
-
-
-def _typed(b: Builder, window: int | None, otherwise: list[Layer]) -> list[Layer]:
-    """Layers by `layer_types` where the config has it, else the family's own pattern."""
-    types = b.fields.items("layer_types", length=b.n_layers)
-    if not types:
-        return otherwise
-    for kind in types:
-        b.fields.choice("layer_types", kind, ("full_attention", "sliding_attention"))
-    if window is None and "sliding_attention" in types:
-        raise ConfigError("layer_types has sliding_attention but sliding_window is missing or null")
-    return [Layer(window if kind == "sliding_attention" else None) for kind in types]
-
-
-def _window(f: Fields, key: str = "sliding_window", absent: int | None = None) -> int | None:
-    """The window; an explicit null is no window, an absent key is the family's default."""
-    return f.maybe(key) if key in f.data else absent
-
-
-def _all_windowed(absent: int | None) -> Any:
-    def layers(b: Builder) -> list[Layer]:
-        window = _window(b.fields, absent=absent)
-        return _typed(b, window, [Layer(window)] * b.n_layers)
-
-    return layers
-
-
-def _every(period_key: str, default: int, window_default: int) -> Any:
-    """Every n-th layer is full, the others windowed."""
-
-    def layers(b: Builder) -> list[Layer]:
-        window = _window(b.fields, absent=window_default)
-        period = b.fields.whole(period_key, default)
-        pattern = [Layer(window if (i + 1) % period else None) for i in range(b.n_layers)]
-        return _typed(b, window, pattern)
-
-    return layers
 
 
 def _qwen_windows(b: Builder) -> list[Layer]:
     """Windows only with use_sliding_window, in the layers from max_window_layers on."""
     f = b.fields
     on = f.flag("use_sliding_window", False)
-    window = _window(f, absent=4096)
+    window = window_of(f, absent=4096)
     edge = f.whole("max_window_layers", 28, low=0)
     if not on:
         f.items("layer_types", length=b.n_layers)
         return [Layer()] * b.n_layers
-    return _typed(b, window, [Layer(window if i >= edge else None) for i in range(b.n_layers)])
+    return typed(b, window, [Layer(window if i >= edge else None) for i in range(b.n_layers)])
 
 
-def _qwen_sparse(b: Builder) -> list[Layer]:
-    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
+def _qwen3_sparse(b: Builder) -> list[Layer]:
+    """Every layer windowed with use_sliding_window; experts as decoder_sparse_step and mlp_only_layers say."""
     f = b.fields
-    dense, step = f.items("mlp_only_layers"), f.whole("decoder_sparse_step", 1)
-    window = _window(f, absent=4096)
+    window = window_of(f, absent=4096)
     window = window if f.flag("use_sliding_window", False) else None
     f.whole("max_window_layers", 28, low=0)
     f.choice("use_qk_norm", f.flag("use_qk_norm", True), (True,))
-    return [Layer(window, sparse=i not in dense and (i + 1) % step == 0) for i in range(b.n_layers)]
+    return _sparse_every(b, [Layer(window)] * b.n_layers)
+
+
+def _qwen2_sparse(b: Builder) -> list[Layer]:
+    """With use_sliding_window, every other layer below max_window_layers is windowed."""
+    f = b.fields
+    window = window_of(f, absent=4096)
+    window = window if f.flag("use_sliding_window", False) else None
+    edge = f.whole("max_window_layers", 28, low=0)
+    pattern = [Layer(window if i % 2 == 0 and i < edge else None) for i in range(b.n_layers)]
+    return _sparse_every(b, typed(b, window, pattern))
+
+
+def _sparse_every(b: Builder, layers: list[Layer]) -> list[Layer]:
+    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
+    dense, step = b.fields.items("mlp_only_layers"), b.fields.whole("decoder_sparse_step", 1)
+    return [Layer(x.window, sparse=i not in dense and (i + 1) % step == 0) for i, x in enumerate(layers)]
 
 
 def _all_sparse(b: Builder) -> list[Layer]:
-    return [Layer(_window(b.fields), sparse=True)] * b.n_layers
+    return [Layer(window_of(b.fields), sparse=True)] * b.n_layers
 
 
 def _gpt_oss_layers(b: Builder) -> list[Layer]:
-    layers = _every("sliding_window_period", 2, 128)(b)
+    layers = every("sliding_window_period", 2, 128)(b)
     return [Layer(layer.window, sparse=True) for layer in layers]
 
 
@@ -99,13 +71,6 @@ def _deepseek_layers(b: Builder) -> list[Layer]:
 
 
 # Feed-forward slots ---------------------------------------------------------------------------
-
-
-def _sparse_or_dense(spec: Any) -> Any:
-    def ffn(b: Builder, layer: Layer, path: str) -> Part:
-        return b.moe(path, spec(b)) if layer.sparse else b.dense(path)
-
-    return ffn
 
 
 def _qwen3_experts(b: Builder) -> MoE:
@@ -128,7 +93,7 @@ def _mixtral_experts(b: Builder) -> MoE:
 def _deepseek_experts(b: Builder) -> MoE:
     f = b.fields
     width = f.whole("moe_intermediate_size")
-    shared = f.whole("n_shared_experts", 0, low=0) or 0
+    shared = f.maybe("n_shared_experts", low=0) or 0
     return MoE(f.whole("n_routed_experts"), f.whole("num_experts_per_tok"), width, shared * width)
 
 
@@ -155,8 +120,7 @@ def _falcon(b: Builder) -> None:
     """KV heads as the model uses them: num_kv_heads counts only in the new decoder architecture."""
     f = b.fields
     new = f.flag("new_decoder_architecture", False)
-    parallel = f.flag("parallel_attn", True)
-    multi_query = f.flag("multi_query", True)
+    parallel, multi_query = (f.flag(key, key not in f.data) for key in ("parallel_attn", "multi_query"))
     stated = f.whole("num_kv_heads", b.n_heads)
     b.n_kv = stated if new else 1 if multi_query else b.n_heads
     two_norms = f.whole("num_ln_in_parallel_attn", 2 if new else 1) == 2 if new else not parallel
@@ -178,6 +142,7 @@ def _opt(b: Builder) -> None:
 
 def _gpt2_first(b: Builder) -> tuple[Part, ...]:
     """A learned position table beside the token table."""
+    b.fields.choice("add_cross_attention", b.fields.flag("add_cross_attention", False), (False,))
     places = Table("embed_positions", b.fields.whole("max_position_embeddings"), b.hidden, b.base)
     return (b.table(), places, Elementwise("add_positions", b.hidden))
 
@@ -213,14 +178,18 @@ def _siglip(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Gemma 3's SigLIP tower and its projector: weights that text does not read."""
     from gambrel.model.towers import Extra
 
+    if not top.has("vision_config"):
+        b.notes.append("there is no vision_config: the text model alone is counted")
+        return ()
     v = top.nested("vision_config", defaults=_SIGLIP)
     d, f, n = v.whole("hidden_size"), v.whole("intermediate_size"), v.whole("num_hidden_layers")
     patch, pixels = v.whole("patch_size"), v.whole("image_size")
-    v.choice("vision_use_head", v.flag("vision_use_head", True), (False,))
+    pooled = int(v.flag("vision_use_head", True))
+    n += pooled  # the pooling head has an attention and a feed-forward of its own, but one norm less and a probe
     biased = ((patch * patch * v.whole("num_channels"), d, 1), (d, d, 4 * n), (d, f, n), (f, d, n))
     linears = tuple((Linear("vision", "vision", i, o, b.base, b.base), copies) for i, o, copies in biased)
     projector = Linear("vision.projector", "vision", d, b.hidden, b.base)
-    norms = 4 * d * n + 2 * d + d
+    norms = 4 * d * n + 2 * d + d - pooled * d
     return (Extra("vision.vectors", "vision", (*linears, (projector, 1)), (pixels // patch) ** 2 * d + norms, b.base),)
 
 
@@ -228,6 +197,9 @@ def _pixtral(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Mistral 3's Pixtral tower with its patch merger and projector."""
     from gambrel.model.towers import Extra
 
+    if not top.has("vision_config"):
+        b.notes.append("there is no vision_config: the text model alone is counted")
+        return ()
     v = top.nested("vision_config", defaults=_PIXTRAL)
     d, f, n = v.whole("hidden_size"), v.whole("intermediate_size"), v.whole("num_hidden_layers")
     patch, merge = v.whole("patch_size"), top.whole("spatial_merge_size", 2)
@@ -274,9 +246,10 @@ _BLOOM_NAMES = {
     "hidden_size": ("hidden_size", "n_embed"),
     "num_hidden_layers": ("n_layer", "num_hidden_layers"),
     "num_attention_heads": ("n_head", "num_attention_heads"),
-    "intermediate_size": ("n_inner",),
+    "intermediate_size": ("no_such_key",),
     "max_position_embeddings": ("seq_length",),
 }
+_EXPERT_NAMES = {"num_experts": ("num_experts", "num_local_experts")}
 _OPT_NAMES = {"intermediate_size": ("ffn_dim",)}
 _GEMMA = {"head_dim": 256}
 _GEMMA3 = {
@@ -298,64 +271,69 @@ _GEMMA3_TEXT = Family(
     qkv_bias="attention_bias",
     out_bias="attention_bias",
     tied=True,
-    layers=_every("sliding_window_pattern", 6, 4096),
+    layers=every("sliding_window_pattern", 6, 4096),
     names={"sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern")},
 )
-_DEEPSEEK = Family(
-    mixer=Builder.latent_attention,
-    layers=_deepseek_layers,
-    ffn=_sparse_or_dense(_deepseek_experts),
-    defaults={"first_k_dense_replace": 0},
-)
+_DEEPSEEK = {"mixer": Builder.latent_attention, "layers": _deepseek_layers, "ffn": sparse_or_dense(_deepseek_experts)}
+_DEEPSEEK_V3 = Family(**_DEEPSEEK, defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "q_lora_rank": 1536})
 
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
-    "mistral": Family(layers=_all_windowed(4096), defaults={"num_key_value_heads": 8}),
-    "ministral3": Family(layers=_all_windowed(None)),
-    "mixtral": Family(layers=_all_sparse, ffn=_sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}),
-    "qwen2": Family(qkv_bias=True, layers=_qwen_windows),
+    "mistral": Family(layers=all_windowed(4096), defaults={"num_key_value_heads": 8}),
+    "ministral3": Family(layers=all_windowed(None), defaults={"num_key_value_heads": 8, "head_dim": 128}),
+    "mixtral": Family(layers=_all_sparse, ffn=sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}),
+    "qwen2": Family(qkv_bias=True, layers=_qwen_windows, defaults={"num_key_value_heads": 32}),
     "qwen3": Family(
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         qk_norm="head",
         layers=_qwen_windows,
-        defaults={"head_dim": 128},
+        defaults={"head_dim": 128, "num_key_value_heads": 32},
     ),
     "qwen2_moe": Family(
         qkv_bias="qkv_bias",
-        layers=_qwen_sparse,
-        ffn=_sparse_or_dense(_qwen2_experts),
-        defaults={"qkv_bias": True},
+        layers=_qwen2_sparse,
+        ffn=sparse_or_dense(_qwen2_experts),
+        defaults={"qkv_bias": True, "num_key_value_heads": 16},
+        names=_EXPERT_NAMES,
     ),
     "qwen3_moe": Family(
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         qk_norm="head",
-        layers=_qwen_sparse,
-        ffn=_sparse_or_dense(_qwen3_experts),
+        layers=_qwen3_sparse,
+        ffn=sparse_or_dense(_qwen3_experts),
+        defaults={"num_key_value_heads": 4},
+        names=_EXPERT_NAMES,
     ),
-    "gemma": Family(defaults=_GEMMA, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "gemma": Family(
+        defaults={**_GEMMA, "num_key_value_heads": 16}, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"
+    ),
     "gemma2": Family(
-        defaults=_GEMMA,
+        defaults={**_GEMMA, "num_key_value_heads": 4},
         layout="sandwich",
         tied=True,
         qkv_bias="attention_bias",
         out_bias="attention_bias",
-        layers=_every("sliding_window_period", 2, 4096),
+        layers=every("sliding_window_period", 2, 4096),
         names={"sliding_window": ("sliding_window", "sliding_window_size")},
     ),
     "gemma3_text": _GEMMA3_TEXT,
-    "phi3": Family(fused_qkv=True, fused_inner=True, layers=_all_windowed(None)),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
+    "phi3": Family(fused_qkv=True, fused_inner=True, layers=all_windowed(None)),
+    "deepseek_v2": Family(
+        **_DEEPSEEK,
+        mlp_bias="mlp_bias",
+        defaults={"first_k_dense_replace": 0, "n_shared_experts": 2, "q_lora_rank": 1536},
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "gpt_oss": Family(
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         sinks=True,
         layers=_gpt_oss_layers,
-        ffn=_sparse_or_dense(_gpt_oss_experts),
-        defaults={"attention_bias": True, "head_dim": 64},
+        ffn=sparse_or_dense(_gpt_oss_experts),
+        defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8},
         names={"num_experts_per_tok": ("num_experts_per_tok", "experts_per_token")},
     ),
     "olmo2": Family(layout="post", qk_norm="full", qkv_bias="attention_bias", out_bias="attention_bias"),
@@ -421,15 +399,6 @@ FAMILIES: dict[str, Family] = {
         first=_bloom_first,
     ),
 }
-
-
-@frozen
-class Nested:
-    """A config that holds a text config: the text family by default, and the towers beside it."""
-
-    text: str
-    towers: Callable[[Fields, Builder], tuple[Part, ...]]
-    tied: bool = False
 
 
 NESTED: dict[str, Nested] = {
