@@ -116,6 +116,12 @@ def _four_times(b: Builder) -> None:
     b.width = b.width or 4 * b.hidden
 
 
+def _bloom(b: Builder) -> None:
+    """The width is 4 x hidden whatever n_inner says, as in the model's own code."""
+    b.fields.raw("n_inner", None)
+    b.width = 4 * b.hidden
+
+
 def _falcon(b: Builder) -> None:
     """KV heads as the model uses them: num_kv_heads counts only in the new decoder architecture."""
     f = b.fields
@@ -246,7 +252,6 @@ _BLOOM_NAMES = {
     "hidden_size": ("hidden_size", "n_embed"),
     "num_hidden_layers": ("n_layer", "num_hidden_layers"),
     "num_attention_heads": ("n_head", "num_attention_heads"),
-    "intermediate_size": ("no_such_key",),
     "max_position_embeddings": ("seq_length",),
 }
 _EXPERT_NAMES = {"num_experts": ("num_experts", "num_local_experts")}
@@ -395,7 +400,7 @@ FAMILIES: dict[str, Family] = {
         fused_qkv=True,
         rotary=False,
         tied=True,
-        shape=_four_times,
+        shape=_bloom,
         first=_bloom_first,
     ),
 }
