@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gambrel.api import Model
     from gambrel.cost.report import Options, Report
     from gambrel.show.tables import Table
-    from gambrel.types import Device
+    from gambrel.types import Device, Step
 
 FINE, NO, WRONG = 0, 1, 2
 FORMATS = ("text", "json", "csv", "markdown")
@@ -182,6 +182,12 @@ def _add_device(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group.add_argument("--reserve", type=BYTES, metavar="SIZE", help="kept for activations (1.24GB)")
 
 
+def _add_beside(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("beside the text")
+    group.add_argument("--source", type=WHOLE, metavar="S", help="tokens of an encoder's input (as the context)")
+    group.add_argument("--media", type=WHOLE, metavar="P", help="patches or frames of each prompt through the tower")
+
+
 def _add_output(parser: argparse.ArgumentParser, explain: bool = True) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--format", choices=FORMATS, default="text", help="text (default), json, csv, markdown")
@@ -230,6 +236,8 @@ def _options(args: argparse.Namespace) -> Options:
         "weights": getattr(args, "weights", None),
         "logits": getattr(args, "logits", None),
         "efficiency": getattr(args, "efficiency", None),
+        "source": getattr(args, "source", None),
+        "media": getattr(args, "media", None),
         "reserve_bytes": args.reserve,
         "tp": args.tp,
         "utilization": args.utilization,
@@ -288,6 +296,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--logits", choices=("last", "all"), help="prefill rows through the output head (last)")
     group.add_argument("--efficiency", type=SHARE, metavar="X", help="share of peak for estimates (0.6)")
     group.add_argument("--strict", action="store_true", help="exit 1 where a row does not fit or is beyond the context")
+    _add_beside(parser)
     _add_output(parser)
 
 
@@ -351,6 +360,7 @@ def _add_ops(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=WHOLE, metavar="Q", help="the last Q tokens of a prompt of --context tokens")
     group.add_argument("--every-key", action="store_true", help="count masked scores too")
     group.add_argument("--logits", choices=("last", "all"), default="last", help="rows through the head (last)")
+    _add_beside(parser)
     _add_output(parser, explain=False)
 
 
@@ -360,12 +370,10 @@ def _ops(args: argparse.Namespace) -> int:
     from gambrel.cost.roofline import shard
     from gambrel.model.arch import check_tp
     from gambrel.show import inventory
-    from gambrel.types import Step
 
-    new, context = (args.prefill, args.prefill) if args.prefill else (args.chunk or 1, args.context)
-    step = Step(args.batch, new, context, not args.every_key, args.logits)
     model = _load_model(args)
     check_tp(model.arch, args.tp)
+    step = _step(args, model)
     if args.device:
         from gambrel.cost.report import step_ops
 
@@ -380,6 +388,19 @@ def _ops(args: argparse.Namespace) -> int:
 
         Page().tables([table])
     return FINE
+
+
+def _step(args: argparse.Namespace, model: Model) -> Step:
+    """The forward pass that the options of `ops` describe."""
+    from gambrel.cost.workload import Beside, decode_step, prefill_step
+    from gambrel.types import Step
+
+    beside = Beside(args.source, args.media or 0)
+    if args.prefill:
+        return prefill_step(model.arch, args.batch, args.prefill, not args.every_key, args.logits, beside)
+    if args.chunk:
+        return Step(args.batch, args.chunk, args.context, not args.every_key, args.logits)
+    return decode_step(model.arch, args.batch, args.context, beside)
 
 
 # roofline -------------------------------------------------------------------------------------

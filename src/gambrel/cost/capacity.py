@@ -28,6 +28,7 @@ class Capacity:
     usable_bytes: what the driver reports. utilization: share of it that is used. weights_bytes: resident weights.
     reserve_bytes: activations and workspace. caches: what one sequence keeps, by kind of layer. tp: devices that
     share weights and cache. stated_budget_bytes: a KV budget that the user gave instead of all these terms.
+    source_tokens: of an encoder's input, None for as many as the context [token].
     """
 
     usable_bytes: float
@@ -37,6 +38,7 @@ class Capacity:
     caches: tuple[tuple[Cache, int], ...]
     tp: int = 1
     stated_budget_bytes: float | None = None
+    source_tokens: int | None = None
 
     @property
     def budget_bytes(self) -> Num:
@@ -47,7 +49,8 @@ class Capacity:
 
     def sequence_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
         """Cache of one sequence on one device; `reserved` counts window layers at full length."""
-        return state_bytes(self.caches, context_tokens, self.tp, windowed=not reserved)
+        source = context_tokens if self.source_tokens is None else self.source_tokens
+        return state_bytes(self.caches, context_tokens, self.tp, not reserved, source)
 
     def missing_bytes(self, batch: Num, context_tokens: Num) -> Num:
         """What a batch needs beyond the budget; zero or less where it fits."""

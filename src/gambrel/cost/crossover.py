@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
-from gambrel.types import Step
+from gambrel.cost.workload import decode_step
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -95,7 +95,7 @@ class _Needs:
         return self.known[batch, context_tokens]
 
     def _demand(self, batch: float, context_tokens: int) -> Demand:
-        ops = self.model.ops(Step(batch, 1, context_tokens), self.numerics)
+        ops = self.model.ops(decode_step(self.model.arch, batch, context_tokens), self.numerics)
         return demand(shard(ops, self.tp))
 
     def compute_s(self, context_tokens: int) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gambrel import units
 from gambrel.cost.report import step_ops
 from gambrel.cost.roofline import demand, op_bound, op_intensity, op_moved_bytes, step_bound
+from gambrel.cost.workload import decode_step, prefill_step
 from gambrel.plots import Point, Roof, RooflinePlot
-from gambrel.types import Device, GambrelError, Step
+from gambrel.types import Device, GambrelError
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -36,12 +37,14 @@ def roofline_plot(model: Model, device: Device, marks: Marks) -> RooflinePlot:
     points: list[Point] = []
     largest = max(marks.batches, default=1)
     if marks.prefill is not None:
-        prefill = Step(1, marks.prefill, marks.prefill)
+        prefill = prefill_step(model.arch, 1, marks.prefill)
         points += _operators(step_ops(model, device, prefill, marks.tp), device, "prefill")
     if marks.batches:
-        points += _operators(step_ops(model, device, Step(largest, 1, marks.context), marks.tp), device, "decode")
+        points += _operators(
+            step_ops(model, device, decode_step(model.arch, largest, marks.context), marks.tp), device, "decode"
+        )
         points += _steps(model, device, marks)
-    main, *others = _dtypes(step_ops(model, device, Step(1, 1, marks.context)), device)
+    main, *others = _dtypes(step_ops(model, device, decode_step(model.arch, 1, marks.context)), device)
     roofs = [_roof(device, main), *(_roof(device, dtype, "same device") for dtype in others)]
     roofs += [_roof(other, main) for other in marks.versus]
     title = f"{model.name} on {device.name}"
@@ -91,7 +94,7 @@ def _steps(model: Model, device: Device, marks: Marks) -> list[Point]:
     """Whole decode steps at growing batch, joined to a path."""
     found = []
     for batch in marks.batches:
-        need = demand(step_ops(model, device, Step(batch, 1, marks.context), marks.tp))
+        need = demand(step_ops(model, device, decode_step(model.arch, batch, marks.context), marks.tp))
         rate = need.flops / step_bound(need, device).time_s
         found.append(Point(f"step, batch {batch}", "decode", need.intensity, rate, path="decode step"))
     return found

@@ -5,14 +5,15 @@ from __future__ import annotations
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity
 from gambrel.cost.crossover import Crossover, crossover
 from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
+from gambrel.cost.workload import Beside, decode_step, prefill_step
 from gambrel.model.arch import check_tp
-from gambrel.types import GambrelError, Step
+from gambrel.types import GambrelError
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gambrel.model.model import Model
-    from gambrel.types import Device, Op
+    from gambrel.types import Device, Op, Step
 
 DECODE_BATCHES = (1, 8, 64, 256)
 CONTEXT_TOKENS = 8192
@@ -25,6 +26,7 @@ class Options:
     batches [seq]; contexts [token] of the decode table; prefills [token]. weights: "streamed" (what a step reads) or
     "resident" (every parameter). logits: rows through the head in a prefill, "last" or "all". efficiency: share of
     peak for the prefill estimate. tp: devices that share weights and cache. utilization, reserve_bytes: see capacity.
+    source: tokens of an encoder's input, as many as the context by default. media: patches or frames of each prompt.
     """
 
     batches: tuple[int, ...] = DECODE_BATCHES
@@ -36,6 +38,13 @@ class Options:
     tp: int = 1
     utilization: float = UTILIZATION
     reserve_bytes: float = RESERVE_BYTES
+    source: int | None = None
+    media: int = 0
+
+    @property
+    def beside(self) -> Beside:
+        """What stands beside the text."""
+        return Beside(self.source, self.media)
 
     def __post_init__(self) -> None:
         if self.weights not in ("streamed", "resident"):
@@ -149,6 +158,7 @@ def capacity(model: Model, device: Device, options: Options) -> Capacity:
         options.reserve_bytes,
         model.caches,
         options.tp,
+        source_tokens=model.arch.source_tokens or options.source,
     )
 
 
@@ -158,7 +168,7 @@ def step_ops(model: Model, device: Device, step: Step, tp: int = 1) -> list[Op]:
 
 
 def _decode_row(model: Model, device: Device, options: Options, room: Capacity, batch: int, context: int) -> DecodeRow:
-    ops = step_ops(model, device, Step(batch, 1, context), options.tp)
+    ops = step_ops(model, device, decode_step(model.arch, batch, context, options.beside), options.tp)
     need = demand(ops)
     if options.weights == "resident":
         need = type(need)(
@@ -193,7 +203,8 @@ def _decode_row(model: Model, device: Device, options: Options, room: Capacity, 
 def _prefill_row(
     model: Model, device: Device, options: Options, room: Capacity, tokens: int, causal: bool
 ) -> PrefillRow:
-    ops = step_ops(model, device, Step(1, tokens, tokens, causal, options.logits), options.tp)
+    step = prefill_step(model.arch, 1, tokens, causal, options.logits, options.beside)
+    ops = step_ops(model, device, step, options.tp)
     need = demand(ops)
     bound = step_bound(need, device)
     compute, memory = bound.limits_s["compute"], bound.limits_s["memory"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
-from gambrel.types import Step
+from gambrel.cost.workload import Beside, decode_step, prefill_step
+from gambrel.types import GambrelError, Step
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -84,12 +85,14 @@ def request(rig: Rig, prompt_tokens: int, new_tokens: int, batch: int = 1, logit
     The prefill makes the first new token, so decode makes the other new_tokens - 1 over contexts growing from
     prompt + 1 keys. Raises WorkloadError for lengths below 1.
     """
-    prefill = Step(batch, prompt_tokens, prompt_tokens, logits=logits)
+    arch, beside = rig.model.arch, Beside(prompt_tokens)
+    prefill = prefill_step(arch, batch, prompt_tokens, logits=logits)
+    first = 1 if arch.encodes else prompt_tokens
 
     def decode(time_s: Callable[[Step], float]) -> float:
         if new_tokens < 2:
             return 0.0
-        return sum_over(lambda s: time_s(Step(batch, 1, s)), prompt_tokens + 1, prompt_tokens + new_tokens - 1)
+        return sum_over(lambda s: time_s(decode_step(arch, batch, s, beside)), first + 1, first + new_tokens - 1)
 
     expected = decode(rig.expected_s)
     return Request(
@@ -99,7 +102,7 @@ def request(rig: Rig, prompt_tokens: int, new_tokens: int, batch: int = 1, logit
         rig.efficiency,
         rig.bound_s(prefill),
         rig.expected_s(prefill, rig.efficiency),
-        rig.expected_s(Step(batch, 1, prompt_tokens + 1)),
+        rig.expected_s(decode_step(arch, batch, first + 1, beside)),
         expected,
         decode(rig.bound_s) if rig.model.arch.experts else expected,
     )
@@ -149,6 +152,9 @@ def serving(rig: Rig, prompt_tokens: int, batch: int, chunk_tokens: int, logits:
 
     Prefill times are estimates at the rig's efficiency; decode times are floors, experts as expected.
     """
+    arch = rig.model.arch
+    if arch.encodes:
+        raise GambrelError("chunked prefill and disaggregation are for decoders; this model has an encoder")
     one, many = (rig.expected_s(Step(b, 1, prompt_tokens)) for b in (1, batch))
     ends = [*range(chunk_tokens, prompt_tokens, chunk_tokens), prompt_tokens]
     starts = [0, *ends[:-1]]

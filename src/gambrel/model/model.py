@@ -88,15 +88,25 @@ class Model:
         return totals.weight_bytes(self.tensors, streamed_only, tp)
 
     def state_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
-        """Cache of one sequence [byte]; `reserved` counts window layers at full length."""
-        return totals.state_bytes(self.caches, context_tokens, windowed=not reserved)
+        """Cache of one sequence [byte]; `reserved` counts window layers at full length.
+
+        An encoder's source is as long as the model always has it, or as the context.
+        """
+        source = self.arch.source_tokens or context_tokens
+        return totals.state_bytes(self.caches, context_tokens, windowed=not reserved, source_tokens=source)
+
+    @property
+    def fixed_state_bytes(self) -> Num:
+        """State of one sequence that does not grow with it: recurrent layers, and a source of fixed length [byte]."""
+        return totals.state_bytes(self.caches, 0, source_tokens=self.arch.source_tokens or 0)
 
     def flops_per_token(self, context_tokens: int) -> dict[str, float]:
         """Matrix FLOPs of one decoded token by role: "gemm" and "attention" [FLOP]."""
         roles: dict[str, float] = {}
-        for op in self.ops(Step(1, 1, context_tokens)):
+        source = (self.arch.source_tokens or context_tokens) if self.arch.encodes else 0
+        for op in self.ops(Step(1, 1, context_tokens, source_tokens=source)):
             roles[op.role] = roles.get(op.role, 0) + op.cost.flops * op.count
-        return {role: flops for role, flops in roles.items() if role in ("gemm", "attention")}
+        return {role: roles.get(role, 0) for role in ("gemm", "attention")}
 
     def ops(self, step: Step, numerics: Numerics | None = None) -> list[Op]:
         """Every operator of one forward pass."""
