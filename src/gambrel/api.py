@@ -96,10 +96,14 @@ def _device(device: Device | str) -> Device:
 
 
 def load_model(
-    name: str, weight_dtype: str | None = None, kv_dtype: str | None = None, compute_dtype: str | None = None
+    name: str,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    compute_dtype: str | None = None,
+    like: str = "",
 ) -> Model:
-    """A model by file, folder, bundled name, Hugging Face cache or hub id, in that order."""
-    return Model.load(name, weight_dtype, kv_dtype, compute_dtype)
+    """A model by file, folder, bundled name, Hugging Face cache or hub id, in that order; see Model.load."""
+    return Model.load(name, weight_dtype, kv_dtype, compute_dtype, like)
 
 
 def bundled_models() -> list[dict[str, Any]]:

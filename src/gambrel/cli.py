@@ -165,6 +165,7 @@ WHOLE, WHOLES, CONTEXTS, SHARE, BYTES = map(_typed, (_whole, _wholes, _contexts,
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="config.json or its folder, a bundled name, or a hub id")
+    parser.add_argument("--like", default="", metavar="TYPE", help="read the config as this known model type")
     group = parser.add_argument_group("precision (by default what the config says)")
     group.add_argument("--weight-dtype", metavar="D", help="fp32 bf16 fp16 fp8 int8 int4 mxfp4 nvfp4 nf4")
     group.add_argument("--kv-dtype", metavar="D", help="fp32 bf16 fp16 fp8 int8 int4")
@@ -209,7 +210,7 @@ def _add_workload(parser: argparse.ArgumentParser, batches: str, contexts: str =
 def _load_model(args: argparse.Namespace) -> Model:
     from gambrel.api import load_model
 
-    model = load_model(args.model, args.weight_dtype, args.kv_dtype, args.compute_dtype)
+    model = load_model(args.model, args.weight_dtype, args.kv_dtype, args.compute_dtype, args.like)
     unread = model.reading.unread
     if unread:
         print(

@@ -114,12 +114,18 @@ class Model:
 
     @classmethod
     def load(
-        cls, name: str, weight_dtype: str | None = None, kv_dtype: str | None = None, compute_dtype: str | None = None
+        cls,
+        name: str,
+        weight_dtype: str | None = None,
+        kv_dtype: str | None = None,
+        compute_dtype: str | None = None,
+        like: str = "",
     ) -> Self:
         """A model by file, folder, bundled name, Hugging Face cache or hub id, in that order.
 
-        The dtypes override what the config says. Raises GambrelError (ModelNotFound, ConfigError) with what to do.
+        The dtypes override what the config says; like names a known model type to read it as. Raises GambrelError
+        (ModelNotFound, ConfigError) with what to do.
         """
         overrides = Overrides(weight_dtype, kv_dtype, compute_dtype)
         found = find_config(name)
-        return cls(found.name, found.source, found.config, read_config(found.config, overrides))
+        return cls(found.name, found.source, found.config, read_config(found.config, overrides, like))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gambrel.model.builder import Builder, Custom, Family, Nested
 from gambrel.model.families import belongs, find, known
 from gambrel.model.fields import ConfigError, Fields
@@ -30,10 +32,19 @@ class Reading:
     unread: tuple[str, ...]
 
 
-def read_config(config: Mapping[str, Any], overrides: Overrides | None = None) -> Reading:
-    """Read a config.json as a model. Raises ConfigError naming the key, its value and what is accepted."""
+def read_config(config: Mapping[str, Any], overrides: Overrides | None = None, like: str = "") -> Reading:
+    """Read a config.json as a model. Raises ConfigError naming the key, its value and what is accepted.
+
+    like: read it as this known model type instead of its own; the reading says so.
+    """
     if not isinstance(config, dict):
         raise ConfigError("a config.json holds one object")
+    if like:
+        reading = read_config(_as(config, like), overrides)
+        told = (
+            f"read as a {like} model because --like says so, not as {config.get('model_type')!r}: yours to answer for"
+        )
+        return replace(reading, notes=(told, *reading.notes))
     top = Fields(config)
     model_type, entry = _entry(top)
     precision = read_precision(top, overrides or Overrides())
@@ -83,6 +94,13 @@ def _dtype(inner: Fields) -> dict[str, Any]:
     return {key: inner.data[key] for key in ("dtype", "torch_dtype") if inner.data.get(key) is not None}
 
 
+def _as(config: Mapping[str, Any], like: str) -> dict[str, Any]:
+    """The config with another model type, and without the class name that would contradict it."""
+    if find(like) is None:
+        raise ConfigError(f"--like {like}: accepted is {', '.join(known())}")
+    return {**{key: value for key, value in config.items() if key != "architectures"}, "model_type": like}
+
+
 def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
     """The family's row, checked against `architectures`; never guessed from a name."""
     names = [name for name in top.items("architectures") if isinstance(name, str)]
@@ -100,6 +118,7 @@ def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
     entry = find(model_type)
     if entry is None:
         raise ConfigError(
-            f"model_type is {model_type!r}, which gambrel does not know; accepted is {', '.join(known())}"
+            f"model_type is {model_type!r}, which gambrel does not know. Two ways on: --trace, where transformers has "
+            f"it, or --like TYPE, where you know that it is built like one of {', '.join(known())}"
         )
     return model_type, entry
