@@ -207,7 +207,9 @@ def test_every_explanation_is_shown():
 
 def test_rooms_are_as_drawn():
     allowed = runpy.run_path(str(ROOT / "tests" / "rules" / "test_house.py"))["ALLOWED"]
-    told = {row[0]: set(re.findall(r"\w+", row[1])) - {"nothing"} for row in cells("house.md", "Which way imports point")}
+    told = {
+        row[0]: set(re.findall(r"\w+", row[1])) - {"nothing"} for row in cells("house.md", "Which way imports point")
+    }
     assert told == allowed
 
 

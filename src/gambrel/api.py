@@ -7,6 +7,7 @@ from gambrel.cost.report import Options, build_report, capacity, step_ops
 from gambrel.cost.report import Report as ReportData
 from gambrel.cost.roofline import demand, step_bound
 from gambrel.model.model import Model as ReadModel
+from gambrel.units import parameters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,22 @@ class Model(ReadModel):
 
     Devices are given as a Device or by name. `options` are the fields of gambrel.cost.report.Options.
     """
+
+    def __repr__(self) -> str:
+        dtypes = f"weights {self.reading.precision.weights_name}, KV {self.numerics.kv.name}"
+        return f"<Model {self.name}: {self.reading.model_type}, {parameters(self.params_total)} parameters, {dtypes}>"
+
+    def _repr_markdown_(self) -> str:
+        from gambrel.show.inventory import params_tables
+        from gambrel.show.tables import to_markdown
+
+        return to_markdown(params_tables(self))
+
+    def to_dict(self, context_tokens: int = 8192) -> dict[str, Any]:
+        """The document of `gambrel params`; see docs/json.md."""
+        from gambrel.cost.documents import params_dict
+
+        return params_dict(self, context_tokens)
 
     def report(self, device: Device | str, **options: Any) -> Report:
         """Decode and prefill bounds, what fits, and the crossover batch."""

@@ -284,6 +284,16 @@ def _explained(args: argparse.Namespace, report: Callable[[], Report]) -> bool:
     return True
 
 
+def _plain_report(args: argparse.Namespace, model: Model, batch: int, context: int) -> Report:
+    """The report behind an explanation, where the command itself makes none."""
+    from gambrel.cost.report import build_report
+
+    if not args.device:
+        raise GambrelError("--explain needs --device")
+    options = _options(argparse.Namespace(**{**vars(args), "batch": (batch,), "context": (context,), "prefill": None}))
+    return build_report(model, _load_device(args), options)
+
+
 # report ---------------------------------------------------------------------------------------
 
 
@@ -362,7 +372,7 @@ def _add_ops(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--every-key", action="store_true", help="count masked scores too")
     group.add_argument("--logits", choices=("last", "all"), default="last", help="rows through the head (last)")
     _add_beside(parser)
-    _add_output(parser, explain=False)
+    _add_output(parser)
 
 
 def _ops(args: argparse.Namespace) -> int:
@@ -375,6 +385,8 @@ def _ops(args: argparse.Namespace) -> int:
     model = _load_model(args)
     check_tp(model.arch, args.tp)
     step = _step(args, model)
+    if _explained(args, lambda: _plain_report(args, model, args.batch, args.context)):
+        return FINE
     if args.device:
         from gambrel.cost.report import step_ops
 
@@ -414,7 +426,7 @@ def _add_roofline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=WHOLE, default=8192, metavar="S", help="prompt length (8192)")
     parser.add_argument("--versus", action="append", default=[], metavar="DEVICE", help="another roof, in grey")
     parser.add_argument("-o", "--output", metavar="FILE", default="roofline.svg", help=".svg .png .html .json")
-    _add_output(parser, explain=False)
+    _add_output(parser)
 
 
 def _roofline(args: argparse.Namespace) -> int:
@@ -424,7 +436,10 @@ def _roofline(args: argparse.Namespace) -> int:
 
     versus = tuple(_load_device(args, name) for name in args.versus)
     marks = Marks(args.batch, args.context[0], args.prefill, versus, args.tp)
-    plot = roofline_plot(_load_model(args), _load_device(args), marks)
+    model = _load_model(args)
+    if _explained(args, lambda: _plain_report(args, model, args.batch[0], args.context[0])):
+        return FINE
+    plot = roofline_plot(model, _load_device(args), marks)
     from gambrel.show.chart import roofline_chart
 
     roofline_chart(plot).save(args.output)
@@ -513,7 +528,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=WHOLE, default=1024, metavar="Q", help="tokens of a prefill chunk (1024)")
     group.add_argument("--weights", choices=("streamed", "resident"), default="streamed", help="(streamed)")
     group.add_argument("--efficiency", type=SHARE, default=0.6, metavar="X", help="share of peak in prefill (0.6)")
-    _add_output(parser, explain=False)
+    _add_output(parser)
 
 
 def _request(args: argparse.Namespace) -> int:
@@ -524,6 +539,8 @@ def _request(args: argparse.Namespace) -> int:
 
     model = _load_model(args)
     check_tp(model.arch, args.tp)
+    if _explained(args, lambda: _plain_report(args, model, args.batch, args.prompt)):
+        return FINE
     rig = Rig(model, _load_device(args), args.tp, args.weights, args.efficiency)
     one = request(rig, args.prompt, args.new_tokens, args.batch)
     gains = serving(rig, args.prompt, args.serve_batch, min(args.chunk, args.prompt))

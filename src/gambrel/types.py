@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
-from gambrel.units import Num, ceil_div, is_grid, maximum, minimum, number, total
+from gambrel.units import Num, ceil_div, is_grid, maximum, minimum, number, si, total
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -398,6 +398,10 @@ class Device:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{dtype} {si(peak, 'FLOP/s')}" for dtype, peak in self.peak_flops_per_s.items())
+        return f"<Device {self.id}: {peaks}; {si(self.mem_bytes, 'B')} at {si(self.mem_bytes_per_s, 'B/s')}>"
 
     def peak(self, dtype: str) -> float:
         """The dense peak for a dtype [FLOP/s]. Raises GambrelError that lists what the device has."""
