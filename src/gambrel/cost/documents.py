@@ -40,6 +40,7 @@ def report_dict(report: Report) -> dict[str, Any]:
             "contexts": fit_rows(report.capacity, options.batches, options.contexts),
         },
         crossover=_crossing(report.crossover),
+        fits_with_tp=report.fits_with_tp,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity
 from gambrel.cost.crossover import Crossover, crossover
 from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
 from gambrel.cost.workload import Beside, decode_step, prefill_step
-from gambrel.model.arch import check_tp
+from gambrel.model.arch import check_tp, possible_tp
 from gambrel.types import GambrelError
 from gambrel.values import frozen
 
@@ -120,7 +122,10 @@ class PrefillRow:
 
 @frozen
 class Report:
-    """A report as data; gambrel.api.Report prints it."""
+    """A report as data; gambrel.api.Report prints it.
+
+    fits_with_tp: the fewest devices over which the weights fit, where this many do not hold them; None otherwise.
+    """
 
     model: Model
     device: Device
@@ -129,6 +134,7 @@ class Report:
     prefill: tuple[PrefillRow, ...]
     capacity: Capacity
     crossover: Crossover
+    fits_with_tp: int | None
 
 
 def build_report(model: Model, device: Device, options: Options | None = None) -> Report:
@@ -146,7 +152,9 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
         for tokens in options.prefills
         for causal in (True, False)
     )
-    return Report(model, device, options, decode, prefill, room, crossover(model, device, options.contexts[0], room))
+    crossing = crossover(model, device, options.contexts[0], room)
+    enough = smallest_tp(model, device, options) if room.budget_bytes <= 0 else None
+    return Report(model, device, options, decode, prefill, room, crossing, enough)
 
 
 def capacity(model: Model, device: Device, options: Options) -> Capacity:
@@ -160,6 +168,14 @@ def capacity(model: Model, device: Device, options: Options) -> Capacity:
         options.tp,
         source_tokens=model.arch.source_tokens or options.source,
     )
+
+
+def smallest_tp(model: Model, device: Device, options: Options) -> int | None:
+    """The fewest devices over which weights and reserve fit, None where no tensor parallelism makes them fit."""
+    for tp in possible_tp(model.arch):
+        if capacity(model, device, replace(options, tp=tp)).budget_bytes > 0:
+            return tp
+    return None
 
 
 def step_ops(model: Model, device: Device, step: Step, tp: int = 1) -> list[Op]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from gambrel.model.parts import Part
 
 
+#: Most devices that tensor parallelism is asked about.
+MOST_DEVICES = 1024
+
+
 @frozen
 class Block:
     """One kind of layer: its parts in order, and how many layers are like it."""
@@ -151,12 +155,17 @@ def _cache_bytes(cache: Cache, context_tokens: Num, windowed: bool, source_token
     return cache.bytes_per_token * kept + cache.source_bytes_per_token * source_tokens + cache.fixed_bytes
 
 
+def possible_tp(arch: Arch) -> list[int]:
+    """Numbers of devices that divide the heads and widths of the model."""
+    return [n for n in range(1, min(arch.n_heads, MOST_DEVICES) + 1) if _divides(arch, n)]
+
+
 def check_tp(arch: Arch, tp: int) -> None:
     """Raise GambrelError unless tensor parallelism over `tp` devices divides the heads and widths of the model.
 
     KV heads may be replicated: tp must divide them or be a multiple of them.
     """
-    possible = [n for n in range(1, arch.n_heads + 1) if _divides(arch, n)]
+    possible = possible_tp(arch)
     if tp not in possible:
         raise GambrelError(
             f"--tp {tp} cannot split {arch.n_heads} query heads and {arch.n_kv_heads} KV heads; "

@@ -66,7 +66,12 @@ def _prefill_clause(report: Report) -> str:
     if not report.prefill:
         return ""
     row = report.prefill[0]
-    return f"A prefill of {units.count(row.tokens)} tokens takes at least {units.duration(row.bound_s)}, and "
+    return f"A prefill of {tokens(row.tokens)} takes at least {units.duration(row.bound_s)}, and "
+
+
+def tokens(number: int) -> str:
+    """A number of tokens in words."""
+    return f"{units.count(number)} token{'' if number == 1 else 's'}"
 
 
 def _room_clause(report: Report) -> str:
@@ -74,7 +79,8 @@ def _room_clause(report: Report) -> str:
     room, most = report.capacity, report.capacity.max_batch(context)
     if room.budget_bytes <= 0:
         have = units.gigabytes(room.usable_bytes * room.utilization)
-        return f"weights and reserve do not fit: they are {units.gigabytes(-room.budget_bytes)} more than {have}"
+        enough = f", which --tp {report.fits_with_tp} gives" if report.fits_with_tp else ""
+        return f"weights and reserve do not fit: they need {units.gigabytes(-room.budget_bytes)} beyond {have}{enough}"
     if most == 0:
         return f"the weights fit, but not one sequence of {units.count(context)} tokens beside them"
     noun = "sequence fits" if most == 1 else "sequences fit"
