@@ -12,6 +12,7 @@ import json
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -174,10 +175,26 @@ def cells(page, heading):
     return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
 
 
+FAMILIES = re.compile(r"(?<=<!-- written by python tests/test_docs.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def family_list():
+    """Every model type, by the module that has it."""
+    from gambrel.model import families
+
+    for module in families._modules():
+        tables = (getattr(module, name, {}) for name in ("FAMILIES", "NESTED", "CUSTOM"))
+        types = ", ".join(f"`{name}`" for name in sorted({name for table in tables for name in table}))
+        entry = f"* **{module.__doc__.splitlines()[0].rstrip('.')}**: {types}."
+        yield "\n".join(textwrap.wrap(entry, 118, subsequent_indent="  ", break_on_hyphens=False))
+
+
 def test_every_family_is_listed():
     from gambrel.model.families import known
 
-    assert sorted(row[0] for row in cells("models.md", "Families")) == known()
+    text = (DOCS / "models.md").read_text()
+    assert FAMILIES.search(text)[0] == "\n".join([*family_list(), ""]), "run python tests/test_docs.py"
+    assert {row[0] for row in cells("models.md", "Families")} <= set(known())
 
 
 def test_every_format_is_listed():
@@ -223,3 +240,8 @@ def test_links_lead_somewhere(page):
 def test_index_lists_every_page():
     listed = re.findall(r"\]\((\w+\.md)\)", (DOCS / "index.md").read_text())
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "index.md")
+
+
+if __name__ == "__main__":
+    models = DOCS / "models.md"
+    models.write_text(FAMILIES.sub("\n".join([*family_list(), ""]), models.read_text()))
