@@ -6,6 +6,7 @@ from gambrel.cost.crossover import crossover
 from gambrel.cost.report import Options, build_report, capacity, step_ops
 from gambrel.cost.report import Report as ReportData
 from gambrel.cost.roofline import demand, step_bound
+from gambrel.model.arch import check_tp
 from gambrel.model.model import Model as ReadModel
 from gambrel.units import parameters
 
@@ -70,10 +71,11 @@ class Model(ReadModel):
     def bound(self, step: Step, device: Device | str, tp: int = 1, expected: bool = False) -> Bound:
         """The step bound of one forward pass; `step` may hold grids."""
         device = _device(device)
-        return step_bound(demand(step_ops(self, device, step, tp)), device, expected)
+        return step_bound(demand(self.operators(step, device, tp)), device, expected)
 
     def operators(self, step: Step, device: Device | str, tp: int = 1) -> list[Op]:
         """The operators of one forward pass on one of `tp` devices."""
+        check_tp(self.arch, tp)
         return step_ops(self, _device(device), step, tp)
 
     def capacity(self, device: Device | str, **options: Any) -> Capacity:

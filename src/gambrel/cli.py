@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gambrel.api import Model
     from gambrel.cost.report import Options, Report
     from gambrel.show.tables import Table
-    from gambrel.types import Device, Step
+    from gambrel.types import Device, Op, Step
 
 FINE, NO, WRONG = 0, 1, 2
 FORMATS = ("text", "json", "csv", "markdown")
@@ -278,7 +278,9 @@ def _explained(args: argparse.Namespace, report: Callable[[], Report]) -> bool:
 
     explanation = explain(args.explain, report())
     if args.format == "json":
-        _print_json(vars(explanation))
+        from gambrel.cost.documents import explain_dict
+
+        _print_json(explain_dict(explanation))
     else:
         print(explanation)
     return True
@@ -339,6 +341,10 @@ def _report(args: argparse.Namespace) -> int:
 def _add_params(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--context", type=WHOLE, default=8192, metavar="S", help="for the cache of one sequence (8192)")
+    group = parser.add_argument_group("checkpoint")
+    told = "compare with a folder, .safetensors or .gguf file; alone: with MODEL's own; hub: with the hub's headers"
+    group.add_argument("--checkpoint", nargs="?", const="", metavar="PATH", help=told)
+    group.add_argument("--strict", action="store_true", help="exit 1 where the checkpoint disagrees")
     _add_output(parser)
 
 
@@ -347,11 +353,16 @@ def _params(args: argparse.Namespace) -> int:
     from gambrel.show import inventory
 
     model = _load_model(args)
+    if args.checkpoint is not None:
+        return _checkpoint(args, model)
+    if args.strict:
+        raise GambrelError("--strict of params needs --checkpoint")
 
     def report() -> Report:
         from gambrel.cost.report import Options, build_report
 
-        device = _load_device(args, "h100-sxm")
+        # Explanations of a model alone need no device; this one has a peak for every dtype.
+        device = _load_device(args, "b200")
         return build_report(model, device, Options(contexts=(args.context,)))
 
     if _explained(args, report):
@@ -359,6 +370,21 @@ def _params(args: argparse.Namespace) -> int:
     if not _show(args, lambda: params_dict(model, args.context), lambda: inventory.params_tables(model)):
         inventory.print_params(model, args.context)
     return FINE
+
+
+def _checkpoint(args: argparse.Namespace, model: Model) -> int:
+    from gambrel.cost.documents import checkpoint_dict
+    from gambrel.model.agreement import compare_checkpoint
+    from gambrel.model.checkpoint import checkpoint_of
+    from gambrel.show import checkpoint as shown
+
+    if args.explain:
+        raise GambrelError("--explain and --checkpoint do not go together")
+    found = checkpoint_of(args.model, args.checkpoint, model.config)
+    agreement = compare_checkpoint(model, found)
+    if not _show(args, lambda: checkpoint_dict(model, found, agreement), lambda: shown.agreement_tables(agreement)):
+        shown.print_agreement(model, agreement, found)
+    return NO if args.strict and not agreement.agrees else FINE
 
 
 def _add_ops(parser: argparse.ArgumentParser) -> None:
@@ -371,6 +397,7 @@ def _add_ops(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=WHOLE, metavar="Q", help="the last Q tokens of a prompt of --context tokens")
     group.add_argument("--every-key", action="store_true", help="count masked scores too")
     group.add_argument("--logits", choices=("last", "all"), default="last", help="rows through the head (last)")
+    group.add_argument("--trace", action="store_true", help="trace the module instead of reading a table")
     _add_beside(parser)
     _add_output(parser)
 
@@ -378,29 +405,53 @@ def _add_ops(parser: argparse.ArgumentParser) -> None:
 def _ops(args: argparse.Namespace) -> int:
     from gambrel.cost.documents import ops_dict
     from gambrel.cost.operators import op_rows
-    from gambrel.cost.roofline import shard
-    from gambrel.model.arch import check_tp
     from gambrel.show import inventory
 
-    model = _load_model(args)
-    check_tp(model.arch, args.tp)
-    step = _step(args, model)
-    if _explained(args, lambda: _plain_report(args, model, args.batch, args.context)):
-        return FINE
-    if args.device:
-        from gambrel.cost.report import step_ops
-
-        device = _load_device(args)
-        rows = op_rows(step_ops(model, device, step, args.tp), device)
+    device = _load_device(args) if args.device else None
+    if args.trace:
+        name, step, ops = _traced_ops(args)
     else:
-        device = None
-        rows = op_rows(shard(model.ops(step), args.tp), None)
+        model = _load_model(args)
+        if _explained(args, lambda: _plain_report(args, model, args.batch, args.context)):
+            return FINE
+        name, step, ops = model.name, *_table_ops(args, model, device)
+    rows = op_rows(ops, device)
     table = inventory.ops_table(rows, device)
-    if not _show(args, lambda: ops_dict(model, device, step, rows), lambda: [table]):
+    if not _show(args, lambda: ops_dict(name, device, step, rows), lambda: [table]):
         from gambrel.show.text import Page
 
         Page().tables([table])
     return FINE
+
+
+def _table_ops(args: argparse.Namespace, model: Model, device: Device | None) -> tuple[Step, list[Op]]:
+    """The step and its operators as the tables have them."""
+    from gambrel.cost.report import step_ops
+    from gambrel.cost.roofline import shard
+    from gambrel.model.arch import check_tp
+
+    check_tp(model.arch, args.tp)
+    step = _step(args, model)
+    ops = step_ops(model, device, step, args.tp) if device else shard(model.ops(step), args.tp)
+    return step, ops
+
+
+def _traced_ops(args: argparse.Namespace) -> tuple[str, Step, list[Op]]:
+    """The step and its operators as the module runs them: a prefill, or a decode step after one."""
+    from gambrel.model.sources import find_config
+    from gambrel.model.trace import trace
+    from gambrel.types import Step
+
+    if args.chunk or args.tp > 1 or args.media or args.source:
+        raise GambrelError(
+            "--trace runs a prefill or a decode step on one device; leave out --chunk, --tp and the rest"
+        )
+    found = find_config(args.model)
+    prompt = args.prefill or max(args.context - 1, 1)
+    prefill, decode = trace(found.config, args.batch, prompt)
+    traced = prefill if args.prefill else decode
+    step = Step(args.batch, traced.new_tokens, traced.context_tokens, causal=False, logits="all")
+    return found.name, step, list(traced.ops)
 
 
 def _step(args: argparse.Namespace, model: Model) -> Step:
@@ -414,6 +465,25 @@ def _step(args: argparse.Namespace, model: Model) -> Step:
     if args.chunk:
         return Step(args.batch, args.chunk, args.context, not args.every_key, args.logits)
     return decode_step(model.arch, args.batch, args.context, beside)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    group = parser.add_argument_group("workload")
+    group.add_argument("--batch", type=WHOLE, default=1, metavar="N", help="sequences (1)")
+    group.add_argument("--prefill", type=WHOLE, default=512, metavar="S", help="prompt, then one decode step (512)")
+    _add_output(parser, explain=False)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import verify_dict
+    from gambrel.cost.verify import verify
+    from gambrel.show import inventory
+
+    result = verify(_load_model(args), args.batch, args.prefill)
+    if not _show(args, lambda: verify_dict(result), lambda: [inventory.verify_table(result)]):
+        inventory.print_verification(result)
+    return FINE if result.equal else NO
 
 
 # roofline -------------------------------------------------------------------------------------
@@ -487,29 +557,30 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from gambrel.cost.capacity import Fit
     from gambrel.cost.documents import fit_dict
     from gambrel.cost.report import build_report, capacity
-    from gambrel.model.arch import check_tp
+    from gambrel.model.arch import check_tp, kv_bytes_per_token
     from gambrel.show import answers
 
     model, device, options = _load_model(args), _load_device(args), _options(args)
     check_tp(model.arch, args.tp)
     room = capacity(model, device, options)
     if args.kv_budget is not None:
-        from dataclasses import replace
-
         room = replace(room, stated_budget_bytes=args.kv_budget)
-    if _explained(args, lambda: build_report(model, device, options)):
+    if _explained(args, lambda: replace(build_report(model, device, options), capacity=room)):
         return FINE
     fit = Fit(
         model.name,
+        device.id,
         device.name,
         room,
         args.batch,
         args.context,
         model.arch.max_context,
-        model.kv_bytes_per_token,
+        kv_bytes_per_token(model.caches, args.tp),
         model.reading.notes,
     )
     if not _show(args, lambda: fit_dict(fit), lambda: answers.fit_tables(fit)):
@@ -553,6 +624,7 @@ def _request(args: argparse.Namespace) -> int:
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--types", action="store_true", help="the model types that can be read from a config.json")
     _add_output(parser, explain=False)
 
 
@@ -561,9 +633,14 @@ def _models(args: argparse.Namespace) -> int:
     from gambrel.cost.documents import models_dict
     from gambrel.show import listings
 
-    rows = bundled_models()
-    if not _show(args, lambda: models_dict(rows), lambda: [listings.models_table(rows)]):
-        listings.print_table(listings.models_table(rows))
+    if args.types:
+        from gambrel.model.families import known
+
+        rows, table = [{"model_type": name} for name in known()], listings.types_table
+    else:
+        rows, table = bundled_models(), listings.models_table
+    if not _show(args, lambda: models_dict(rows), lambda: [table(rows)]):
+        listings.print_table(table(rows))
     return FINE
 
 
@@ -607,6 +684,12 @@ COMMANDS = {
         "gambrel ops deepseek-v3 --device h200 --batch 64 --context 4096",
         _add_ops,
         _ops,
+    ),
+    "verify": Command(
+        "the table's operators against those of the model's own PyTorch code (needs gambrel[torch])",
+        "gambrel verify llama-3-8b",
+        _add_verify,
+        _verify,
     ),
     "roofline": Command(
         "the roofline chart as SVG, PNG, HTML or Vega-Lite JSON",

@@ -116,6 +116,8 @@ def significant(value: float, digits: int = 3) -> str:
     magnitude = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     if magnitude == 0:
         text = f"{value:.{digits}g}"
+        if abs(float(text)) >= 1:
+            return f"{value:.{digits - 1}f}"
         return f"{value:.{digits + 6}f}".rstrip("0") if "e" in text else text
     rounded = f"{value:,.{max(digits - magnitude, 0)}f}"
     return rounded

@@ -105,11 +105,12 @@ def context_rows(room: Capacity, batches: tuple[int, ...], limit: int) -> list[d
 class Fit:
     """What fits of a model on a device: the memory term by term, asked at these batches and contexts.
 
-    max_context: the longest that the model was made for [token], None where unknown. kv_bytes_per_token: every layer
-    counted as growing [byte]. notes: of the reading of the config.
+    max_context: the longest that the model was made for [token], None where unknown. kv_bytes_per_token: on one device,
+    every layer counted as growing [byte]. notes: of the reading of the config.
     """
 
     model_name: str
+    device_id: str
     device_name: str
     room: Capacity
     batches: tuple[int, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
 from gambrel.cost.workload import decode_step
+from gambrel.types import Step
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -47,9 +48,9 @@ class Crossover:
 def crossover(model: Model, device: Device, context_tokens: int, room: Capacity) -> Crossover:
     """Answer the question for one context. Source: spec section 7; the ridge is Williams et al. 2009."""
     need = _Needs(model, device, room.tp)
-    weights_batch = need.balance(0)
+    weights_batch = need.balance(need.compute_s())
     resident = room.weights_bytes / device.mem_bytes_per_s
-    step_batch = need.balance(context_tokens)
+    step_batch = need.balance(need.surplus_s(context_tokens))
     wanted = step_batch if step_batch is not None else weights_batch
     dtype = max(need.at(1, 0).flops_by_dtype.items(), key=lambda item: item[1])[0]
     per_sequence = need.at(1, context_tokens)
@@ -59,7 +60,7 @@ def crossover(model: Model, device: Device, context_tokens: int, room: Capacity)
         dtype,
         device.ridge(dtype),
         weights_batch or 0.0,
-        resident / need.compute_s(0),
+        resident / need.compute_s(),
         step_batch,
         per_sequence.flops / cache if cache else float("inf"),
         (weights_batch or 0.0) * room.sequence_bytes(context_tokens),
@@ -95,12 +96,14 @@ class _Needs:
         return self.known[batch, context_tokens]
 
     def _demand(self, batch: float, context_tokens: int) -> Demand:
-        ops = self.model.ops(decode_step(self.model.arch, batch, context_tokens), self.numerics)
+        arch = self.model.arch
+        step = decode_step(arch, batch, context_tokens) if context_tokens else Step(batch, 1, 0)
+        ops = self.model.ops(step, self.numerics)
         return demand(shard(ops, self.tp))
 
-    def compute_s(self, context_tokens: int) -> float:
-        """Compute time that one more sequence adds [s]; exactly linear in the batch."""
-        return float(step_bound(self.at(1, context_tokens), self.device).limits_s["compute"])
+    def compute_s(self) -> float:
+        """Compute time that one more sequence adds, its cache left out [s]; exactly linear in the batch."""
+        return float(step_bound(self.at(1, 0), self.device).limits_s["compute"])
 
     def weights_s(self, batch: float) -> float:
         """Time to read the weights, experts as expected [s]."""
@@ -112,12 +115,11 @@ class _Needs:
         cache_s = (one.kv_read_bytes + one.kv_write_bytes) / self.device.mem_bytes_per_s
         return float(step_bound(one, self.device).limits_s["compute"] - cache_s)
 
-    def balance(self, context_tokens: int) -> float | None:
-        """The batch B with B · surplus = weights(B); None where the surplus is not positive.
+    def balance(self, surplus: float) -> float | None:
+        """The batch B with B · surplus = weights(B); None where the surplus [s] is not positive.
 
         A fixed point from above: weights(B) grows with B for experts, and is constant for a dense model.
         """
-        surplus = self.surplus_s(context_tokens)
         if surplus <= 0:
             return None
         batch = self.weights_s(10**6) / surplus

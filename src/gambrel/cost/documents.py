@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
     from gambrel.cost.capacity import Capacity, Fit
     from gambrel.cost.crossover import Crossover
+    from gambrel.cost.explain import Explanation
     from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Rig, Serving
+    from gambrel.cost.verify import Verification
+    from gambrel.model.agreement import Agreement
+    from gambrel.model.checkpoint import Checkpoint
     from gambrel.model.model import Model
     from gambrel.plots import Point, RooflinePlot
     from gambrel.types import Device, Step
@@ -123,6 +127,26 @@ def params_dict(model: Model, context_tokens: int) -> dict[str, Any]:
     )
 
 
+def checkpoint_dict(model: Model, checkpoint: Checkpoint, agreement: Agreement) -> dict[str, Any]:
+    """The document of `gambrel params --checkpoint`."""
+    return _document(
+        "checkpoint",
+        model=model.name,
+        model_source=model.source,
+        checkpoint=agreement.source,
+        kind=agreement.kind,
+        agrees=agreement.agrees,
+        parts=[row.to_dict() for row in agreement.rows],
+        total=agreement.total.to_dict(),
+        formats=list(agreement.formats),
+        beside=list(agreement.beside),
+        tensors=list(agreement.tensors),
+        unknown=list(agreement.unknown),
+        notes=[*model.reading.notes, *agreement.notes],
+        metadata=dict(checkpoint.metadata),
+    )
+
+
 def _tensor_rows(model: Model) -> list[dict[str, Any]]:
     """Weight tensors merged by name and size."""
     rows: dict[tuple[str, str, int, int], dict[str, Any]] = {}
@@ -135,10 +159,28 @@ def _tensor_rows(model: Model) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def ops_dict(model: Model, device: Device | None, step: Step, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def ops_dict(name: str, device: Device | None, step: Step, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The document of `gambrel ops`."""
-    shape = {key: getattr(step, key) for key in ("batch", "new_tokens", "context_tokens", "causal", "logits")}
-    return _document("ops", model=model.name, device=device.id if device else None, step=shape, ops=list(rows))
+    keys = ("batch", "new_tokens", "context_tokens", "causal", "logits", "source_tokens", "media_tokens")
+    shape = {key: getattr(step, key) for key in keys}
+    return _document("ops", model=name, device=device.id if device else None, step=shape, ops=list(rows))
+
+
+def explain_dict(explanation: Explanation) -> dict[str, Any]:
+    """The document of `--explain`."""
+    return _document("explain", **vars(explanation))
+
+
+def verify_dict(result: Verification) -> dict[str, Any]:
+    """The document of `gambrel verify`."""
+    return _document(
+        "verify",
+        model=result.model_name,
+        equal=result.equal,
+        params_analytic=result.params_analytic,
+        params_traced=result.params_traced,
+        rows=[dict(row) for row in result.rows],
+    )
 
 
 def plot_dict(plot: RooflinePlot) -> dict[str, Any]:
@@ -164,7 +206,7 @@ def fit_dict(fit: Fit) -> dict[str, Any]:
     return _document(
         "fit",
         model=fit.model_name,
-        device=fit.device_name,
+        device=fit.device_id,
         max_context_tokens=fit.max_context,
         kv_bytes_per_token=fit.kv_bytes_per_token,
         **capacity_dict(fit.room),

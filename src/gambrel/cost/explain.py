@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from gambrel.cost.capacity import RESERVE_SOURCE
+from gambrel.cost.report import step_ops
+from gambrel.cost.roofline import demand
+from gambrel.cost.workload import decode_step
 from gambrel.types import GambrelError
 from gambrel.units import count, duration, gigabytes, si, significant
 from gambrel.values import frozen
@@ -76,7 +79,7 @@ def _streamed(r: Report) -> str:
 
 
 def _kv_per_token(r: Report) -> str:
-    terms = [f"{layers} x {significant(c.bytes_per_token, 6)} B" for c, layers in r.model.caches]
+    terms = [f"{layers} x {significant(c.bytes_per_token, 4)} B" for c, layers in r.model.caches]
     return f"{' + '.join(terms)} = {count(r.model.kv_bytes_per_token)} B ({r.model.numerics.kv.name})"
 
 
@@ -90,7 +93,7 @@ def _device_source(key: str) -> Callable[[Report], str]:
     def source(r: Report) -> str:
         figure = r.device.figures.get(key if "." in key else f"peak_flops_per_s.{r.crossover.dtype}")
         origin = r.device.sources.get(figure.source, {}) if figure else {}
-        told = f"{origin.get('title', 'your own number')} {origin.get('url', '')}, {origin.get('date', 'no date')}"
+        told = ", ".join(str(origin[k]) for k in ("title", "url", "date") if k in origin) or "your own figure"
         return f"{ROOFLINE}; peak: {told}" if "." not in key else told
 
     return source
@@ -117,8 +120,11 @@ def _memory(r: Report) -> str:
 
 
 def _compute(r: Report) -> str:
-    row, c = r.decode[0], r.crossover
-    return f"{si(row.flops, 'FLOP', 4)} / {si(r.device.peak(c.dtype), 'FLOP/s')} = {duration(row.compute_s)}"
+    row = r.decode[0]
+    step = decode_step(r.model.arch, row.batch, row.context_tokens, r.options.beside)
+    need = demand(step_ops(r.model, r.device, step, r.options.tp))
+    terms = [f"{si(f, 'FLOP', 4)} / {si(r.device.peak(d), 'FLOP/s')} {d}" for d, f in need.flops_by_dtype.items()]
+    return f"{' + '.join(terms)} = {duration(row.compute_s)}"
 
 
 def _bound(r: Report) -> str:
@@ -152,6 +158,8 @@ def _fits(r: Report) -> str:
 
 def _budget(r: Report) -> str:
     room = r.capacity
+    if room.stated_budget_bytes is not None:
+        return f"{gigabytes(room.budget_bytes)}, as stated"
     return (
         f"{gigabytes(room.usable_bytes)} x {room.utilization:g} - {gigabytes(room.weights_bytes)} weights "
         f"- {gigabytes(room.reserve_bytes)} reserve = {gigabytes(room.budget_bytes)}"
@@ -246,7 +254,7 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
     ),
     "attention_flops": (
         "Attention over the context.",
-        "L x 2 x heads x (d_qk + d_v) x s",
+        "Σ layers 2 x heads x (d_qk + d_v) x min(s, W)",
         _attention_flops,
         TRANSFORMER,
     ),
@@ -277,7 +285,7 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
         "A prefill at a stated share of peak: an estimate, not a bound.",
         "compute_s / efficiency",
         _estimate,
-        "--efficiency; published prefills reach 0.5 to 0.7 of peak",
+        "the efficiency is yours to state, with --efficiency",
     ),
     "budget_bytes": (
         "What is left for KV.",
@@ -289,7 +297,7 @@ EXPLANATIONS: dict[str, tuple[str, str, Callable[[Report], str], str | Callable[
     "max_batch": ("Largest batch at this context.", "budget_bytes / KV of a sequence", _max_batch, "budget_bytes"),
     "weights_batch": (
         "Batch whose weight products meet the ridge.",
-        "ridge x bytes per weight / 2",
+        "B x weight FLOPs / peak = weight bytes / bandwidth, experts as expected; dense: ridge x bytes per weight / 2",
         _crossing,
         ROOFLINE,
     ),

@@ -7,13 +7,14 @@ from dataclasses import replace
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity
 from gambrel.cost.crossover import Crossover, crossover
 from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
-from gambrel.cost.workload import Beside, decode_step, prefill_step
+from gambrel.cost.workload import Beside, check_beside, decode_step, prefill_step
 from gambrel.model.arch import check_tp, possible_tp
 from gambrel.types import GambrelError
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gambrel.cost.roofline import Demand
     from gambrel.model.model import Model
     from gambrel.types import Device, Op, Step
 
@@ -141,6 +142,7 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
     """Bounds, capacity and crossover of a model on a device. Raises GambrelError for what cannot be."""
     options = options or Options()
     check_tp(model.arch, options.tp)
+    check_beside(model.arch, options.beside)
     room = capacity(model, device, options)
     decode = tuple(
         _decode_row(model, device, options, room, batch, context)
@@ -183,13 +185,22 @@ def step_ops(model: Model, device: Device, step: Step, tp: int = 1) -> list[Op]:
     return shard(model.ops(step, numerics_for(model.numerics, device)), tp)
 
 
+def _need(ops: list[Op], device: Device, options: Options, room: Capacity) -> tuple[Demand, float]:
+    """The demand of a step, and the time of the weights that it counts but no operator reads [s].
+
+    With resident weights every parameter is read, tables and idle experts included, as a whole copy of the model.
+    """
+    need = demand(ops)
+    if options.weights == "streamed":
+        return need, 0.0
+    unread = room.weights_bytes - need.weight_bytes
+    whole = replace(need, weight_bytes=room.weights_bytes, expected_weight_bytes=room.weights_bytes)
+    return whole, unread / device.mem_bytes_per_s
+
+
 def _decode_row(model: Model, device: Device, options: Options, room: Capacity, batch: int, context: int) -> DecodeRow:
     ops = step_ops(model, device, decode_step(model.arch, batch, context, options.beside), options.tp)
-    need = demand(ops)
-    if options.weights == "resident":
-        need = type(need)(
-            need.flops_by_dtype, room.weights_bytes, room.weights_bytes, need.kv_read_bytes, need.kv_write_bytes
-        )
+    need, unread_s = _need(ops, device, options, room)
     bound, expected = step_bound(need, device), step_bound(need, device, expected=True)
     missing = room.missing_bytes(batch, context)
     return DecodeRow(
@@ -205,7 +216,7 @@ def _decode_row(model: Model, device: Device, options: Options, room: Capacity, 
         bound.limits_s["compute"],
         bound.time_s,
         expected.time_s,
-        operators_bound(ops, device),
+        operators_bound(ops, device) + unread_s,
         batch / bound.time_s,
         batch / expected.time_s,
         bound.binding,
@@ -221,7 +232,7 @@ def _prefill_row(
 ) -> PrefillRow:
     step = prefill_step(model.arch, 1, tokens, causal, options.logits, options.beside)
     ops = step_ops(model, device, step, options.tp)
-    need = demand(ops)
+    need, unread_s = _need(ops, device, options, room)
     bound = step_bound(need, device)
     compute, memory = bound.limits_s["compute"], bound.limits_s["memory"]
     return PrefillRow(
@@ -234,7 +245,7 @@ def _prefill_row(
         bound.time_s,
         max(compute / options.efficiency, memory),
         options.efficiency,
-        operators_bound(ops, device),
+        operators_bound(ops, device) + unread_s,
         bound.binding,
         room.fits(1, tokens),
         _beyond(model, tokens),

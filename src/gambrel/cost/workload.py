@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gambrel.types import Step
+from gambrel.types import GambrelError, Step
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -39,6 +39,14 @@ def prefill_step(
     if not arch.encodes:
         return Step(batch, tokens, tokens, causal, logits, media_tokens=beside.media_tokens)
     return Step(batch, 1, 1, causal, logits, _source(arch, tokens, beside), True, beside.media_tokens)
+
+
+def check_beside(arch: Arch, beside: Beside) -> None:
+    """Raise GambrelError for a source without an encoder, or media without a tower whose work is known."""
+    if beside.source_tokens is not None and not arch.encodes:
+        raise GambrelError("--source is for models with an encoder; this one has none")
+    if beside.media_tokens and not any(getattr(part, "over", "") == "media" for part in arch.extras):
+        raise GambrelError("--media is for models with a tower whose operators are known; this one has none")
 
 
 def _source(arch: Arch, tokens: Num, beside: Beside) -> Num:

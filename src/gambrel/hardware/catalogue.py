@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 CATALOGUE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data", "hardware")
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4")
 LARGEST_FILE_BYTES = 2**20
+#: Source name of a figure that an option gave.
+YOURS = "yours"
+#: Keys of a device file by section; "" is the top. Another key is an error, since it may be a figure misspelt.
+KEYS = {
+    "": (
+        *("id", "name", "vendor", "kind", "aliases", "released", "note", "sources", "calibration"),
+        *("peak_flops_per_s", "memory", "cache", "link", "host_link", "power", "units"),
+    ),
+    "memory": ("kind", "advertised_bytes", "usable_bytes", "bandwidth_bytes_per_s"),
+    "cache": ("l2_bytes",),
+    "link": ("name", "bytes_per_s"),
+    "host_link": ("name", "bytes_per_s"),
+    "power": ("board_w",),
+    "units": ("count",),
+}
 
 
 class DeviceError(GambrelError):
@@ -83,6 +98,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _read(data: dict[str, Any], path: str) -> Device:
+    _check_keys(data, path)
     reader = _Reader(data, path)
     peaks = reader.table("peak_flops_per_s", "flop/s", DTYPES)
     if not peaks:
@@ -111,6 +127,17 @@ def _read(data: dict[str, Any], path: str) -> Device:
         figures=reader.figures,
         sources=data.get("sources", {}),
     )
+
+
+def _check_keys(data: Mapping[str, Any], path: str) -> None:
+    for section, accepted in KEYS.items():
+        table = data.get(section, {}) if section else data
+        if not isinstance(table, dict):
+            raise DeviceError(f"{path}: {section} is not a table")
+        unknown = [key for key in table if key not in accepted]
+        if unknown:
+            where = f"[{section}]" if section else "the file"
+            raise DeviceError(f"{path}: {where} has {', '.join(unknown)}; accepted is {', '.join(accepted)}")
 
 
 class _Reader:
@@ -168,22 +195,31 @@ class _Reader:
 
 def _override(device: Device, overrides: DeviceOverrides) -> Device:
     changed: list[str] = []
+    figures = dict(device.figures)
     if overrides.memory is not None:
         memory = _quantity("--memory", overrides.memory, "byte")
         device = replace(device, mem_bytes=memory, usable_bytes=memory)
+        figures |= dict.fromkeys(("memory.advertised_bytes", "memory.usable_bytes"), Figure(memory, YOURS))
         changed.append(f"memory {units.gigabytes(memory)}")
     if overrides.bandwidth is not None:
         rate = _quantity("--bandwidth", overrides.bandwidth, "byte/s")
         device = replace(device, mem_bytes_per_s=rate)
+        figures["memory.bandwidth_bytes_per_s"] = Figure(rate, YOURS)
         changed.append(f"bandwidth {units.si(rate, 'B/s')}")
     for text in overrides.peaks:
-        dtype, _, value = text.partition("=")
-        if dtype not in DTYPES or not value:
-            raise DeviceError(f"--peak {text}: write for example bf16=800TFLOP/s; dtypes are {', '.join(DTYPES)}")
-        peak = _quantity("--peak", value, "flop/s")
+        dtype, peak = _peak(text)
         device = replace(device, peak_flops_per_s={**device.peak_flops_per_s, dtype: peak})
+        figures[f"peak_flops_per_s.{dtype}"] = Figure(peak, YOURS)
         changed.append(f"{dtype} peak {units.si(peak, 'FLOP/s')}")
-    return replace(device, changed=tuple(changed))
+    sources = {**device.sources, YOURS: {"title": "your own figure, given as an option"}}
+    return replace(device, changed=tuple(changed), figures=figures, sources=sources) if changed else device
+
+
+def _peak(text: str) -> tuple[str, float]:
+    dtype, _, value = text.partition("=")
+    if dtype not in DTYPES or not value:
+        raise DeviceError(f"--peak {text}: write for example bf16=800TFLOP/s; dtypes are {', '.join(DTYPES)}")
+    return dtype, _quantity("--peak", value, "flop/s")
 
 
 def _quantity(option: str, text: str | float, unit: str) -> float:

@@ -18,7 +18,7 @@ class LatentAttention(Part):
 
     queries: projections before the heads, with their norm between, or one where queries are not compressed.
     kv_down: hidden to latent + rotary key. kv_up: latent to every head's keys and values. latent: width of the
-    latent; d_nope, d_rope, d_v: widths of a head. Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    latent; d_nope, d_rope, d_v: widths of a head. form: "cheaper" of the two, or "expanded" always. Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
 
     queries: tuple[Linear | Norm, ...]
@@ -31,6 +31,7 @@ class LatentAttention(Part):
     d_nope: int
     d_rope: int
     d_v: int
+    form: str = "cheaper"
 
     def tensors(self) -> Iterable[Tensor]:
         """Every projection and norm."""
@@ -63,6 +64,7 @@ class LatentAttention(Part):
         for group in step.groups:
             folded, expanded = self._flops(group, absorbed=True), self._flops(group, absorbed=False)
             cheaper = (folded[0] + folded[1]) <= (expanded[0] + expanded[1])
+            cheaper = False if self.form == "expanded" else cheaper
             up_flops.append(where(cheaper, folded[0], expanded[0]))
             score_flops.append(where(cheaper, folded[1], expanded[1]))
             forms.add("·" if is_grid(cheaper) else "absorbed" if cheaper else "expanded")

@@ -79,7 +79,7 @@ class Precision:
 
     def _by_scheme(self, path: str, group: str) -> Format:
         scheme = self.scheme
-        if scheme is None or group in ("router", "embedding", "vision"):
+        if scheme is None or group in ("router", "vision") or (group == "embedding" and not scheme.tables):
             return self.base
         for name, fmt in scheme.modules:
             if self._matches(name, path):
@@ -119,7 +119,7 @@ def read_precision(fields: Fields, overrides: Overrides) -> Precision:
         name = stored.removeprefix("torch.")
         fields.choice("torch_dtype", name, list(STORED))
         base = PLAIN[STORED[name]]
-    if base is FP32 and not overrides.weight:
+    if base is FP32 and overrides.weight not in PLAIN:
         base = BF16
         notes.append(
             "config.json stores float32: counted as bf16, which engines load; --weight-dtype fp32 for the file"

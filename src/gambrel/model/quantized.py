@@ -26,7 +26,8 @@ ONE_PER_OUTPUT, ONE = (HIGHEST, 1), (HIGHEST, HIGHEST)
 class Scheme:
     """A checkpoint's quantisation: the format of quantised matrices, and which modules stay in the base dtype.
 
-    only: groups that are quantised, where the method quantises some alone. layers: formats of single modules.
+    only: groups that are quantised, where the method quantises some alone. modules: formats of single modules.
+    tables: embedding tables are quantised too.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Scheme:
     only: tuple[str, ...] = ()
     kv: str | None = None
     modules: tuple[tuple[str, Format], ...] = ()
+    tables: bool = False
 
 
 def marks(scheme: Scheme) -> dict[int, Any]:
@@ -134,7 +136,7 @@ def _bitsandbytes(f: Fields) -> Scheme:
 def _mlx(f: Fields) -> Scheme:
     """MLX: affine groups with 16-bit scale and bias, embeddings and head included."""
     bits = f.choice("bits", f.whole("bits"), (2, 3, 4, 6, 8))
-    return Scheme(f"int{bits}", Format(f"int{bits}", bits, "base", (f.whole("group_size", 64), 1), 16, 16))
+    return Scheme(f"int{bits}", Format(f"int{bits}", bits, "base", (f.whole("group_size", 64), 1), 16, 16), tables=True)
 
 
 def _bitnet(f: Fields) -> Scheme:

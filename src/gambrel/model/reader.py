@@ -85,8 +85,9 @@ def _family(model_type: str) -> Family:
     """A decoder that may stand inside a multimodal config."""
     family = find(model_type)
     if not isinstance(family, Family):
-        accepted = ", ".join(name for name in known() if isinstance(find(name), Family))
-        raise ConfigError(f"the text model's model_type is {model_type!r}; accepted is {accepted}")
+        raise ConfigError(
+            f"the text model's model_type is {model_type!r}, no decoder that gambrel knows{_close(model_type)}"
+        )
     return family
 
 
@@ -97,8 +98,19 @@ def _dtype(inner: Fields) -> dict[str, Any]:
 def _as(config: Mapping[str, Any], like: str) -> dict[str, Any]:
     """The config with another model type, and without the class name that would contradict it."""
     if find(like) is None:
-        raise ConfigError(f"--like {like}: accepted is {', '.join(known())}")
+        raise ConfigError(
+            f"--like {like}: not a type that gambrel knows{_close(like)}; `gambrel models --types` lists them"
+        )
     return {**{key: value for key, value in config.items() if key != "architectures"}, "model_type": like}
+
+
+def _close(model_type: str) -> str:
+    """Known types with a like name, and how many there are in all."""
+    from difflib import get_close_matches
+
+    types = known()
+    close = get_close_matches(model_type, types, 5, 0.5)
+    return f" ({', '.join(close)}; {len(types)} are known)" if close else f" ({len(types)} are known)"
 
 
 def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
@@ -107,7 +119,7 @@ def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
     model_type = top.text("model_type", "")
     if not model_type:
         hint = "".join(f'; architectures says {name}: if so, add "model_type"' for name in names[:1])
-        raise ConfigError(f"missing key model_type{hint}; accepted is {', '.join(known())}")
+        raise ConfigError(f"missing key model_type{hint}; `gambrel models --types` lists those that gambrel knows")
     for name in names:
         types = belongs(name, model_type)
         if types and model_type not in types:
@@ -119,6 +131,6 @@ def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
     if entry is None:
         raise ConfigError(
             f"model_type is {model_type!r}, which gambrel does not know. Two ways on: --trace, where transformers has "
-            f"it, or --like TYPE, where you know that it is built like one of {', '.join(known())}"
+            f"it, or --like TYPE, where you know that it is built like a known type{_close(model_type)}"
         )
     return model_type, entry

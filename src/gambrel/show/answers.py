@@ -56,9 +56,10 @@ def _what_changes(report: Report, limit: int | None) -> str:
     if limit < 1:
         return "No context has a compute-bound batch: one sequence's cache costs more time than its work."
     at_limit = room.max_batch(limit)
+    advice = " (--kv-dtype fp8)" if report.model.numerics.kv.bits > 8 else ""
     return (
         f"What would change it: a context of at most {units.count(limit)} tokens (where "
-        f"{units.count(at_limit)} sequences fit), a smaller cache per token (--kv-dtype fp8), or a device with a lower "
+        f"{units.count(at_limit)} sequences fit), a smaller cache per token{advice}, or a device with a lower "
         f"ridge than {units.significant(c.ridge_flop_per_byte)} FLOP/byte. Quantised weights with their own faster "
         "products move bytes and peak together, so the weights' batch stays."
     )
@@ -116,7 +117,13 @@ def print_fit(fit: Fit) -> None:
         f"{units.gigabytes(room.weights_bytes)} weights - {units.gigabytes(room.reserve_bytes)} reserve "
         f"= {units.gigabytes(room.budget_bytes)}"
     )
-    page.pairs([("KV budget", terms), ("KV a token", each), ("tokens", f"{tokens} with every layer at full length")])
+    page.pairs(
+        [
+            ("KV budget", terms),
+            ("KV a token", each + (" on each device" if room.tp > 1 else "")),
+            ("tokens", f"{tokens} with every layer at full length"),
+        ]
+    )
     page.tables(fit_tables(fit))
     for note in fit.notes:
         page.paragraph(f"note: {note}", "warn", indent=6)

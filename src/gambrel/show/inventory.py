@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.api import Model
+    from gambrel.cost.verify import Verification
     from gambrel.plots import RooflinePlot
     from gambrel.types import Device
 
@@ -82,6 +83,35 @@ def ops_table(rows: Sequence[dict[str, Any]], device: Device | None) -> Table:
     columns = (*OPS_COLUMNS, *TIME_COLUMNS) if device else OPS_COLUMNS
     caption = "FLOPs and bytes of one operator; time of all of them, none fused with another." if device else ""
     return Table("ops", "Operators of one step", columns, rows, caption)
+
+
+def verify_table(result: Verification) -> Table:
+    """Analytic and traced FLOPs, operator by operator."""
+    columns = (
+        Column("phase", "phase"),
+        Column("role", "role"),
+        Column("operator", "operator"),
+        Column("analytic_flops", "analytic", "count"),
+        Column("traced_flops", "traced", "count"),
+        Column("difference", "difference", "count"),
+    )
+    caption = "FLOPs with every key and every row through the head, as the module runs; MLA expanded."
+    marks = frozenset(i for i, row in enumerate(result.rows) if row["difference"])
+    return Table("verify", "Analytic against traced", columns, result.rows, caption, marks)
+
+
+def print_verification(result: Verification) -> None:
+    """The verdict, then the table."""
+    from gambrel.show.text import Page
+
+    page = Page()
+    verdict = "equal to the unit" if result.equal else "they differ"
+    page.paragraph(f"{result.model_name}: analytic and traced, {verdict}.", "bold" if result.equal else "warn")
+    page.line()
+    page.pairs(
+        [("parameters", f"{units.count(result.params_analytic)} analytic, {units.count(result.params_traced)} traced")]
+    )
+    page.tables([verify_table(result)])
 
 
 def plot_table(plot: RooflinePlot) -> Table:

@@ -38,6 +38,11 @@ def models_table(rows: Sequence[dict[str, Any]]) -> Table:
     return Table("models", f"{len(rows)} bundled models", MODEL_COLUMNS, rows)
 
 
+def types_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The model types that can be read."""
+    return Table("types", f"{len(rows)} model types", (Column("model_type", "model_type"),), rows)
+
+
 def device_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
     """One row a device."""
     return [

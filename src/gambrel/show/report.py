@@ -81,6 +81,8 @@ def _room_clause(report: Report) -> str:
         have = units.gigabytes(room.usable_bytes * room.utilization)
         enough = f", which --tp {report.fits_with_tp} gives" if report.fits_with_tp else ""
         return f"weights and reserve do not fit: they need {units.gigabytes(-room.budget_bytes)} beyond {have}{enough}"
+    if context == 0:
+        return f"{units.gigabytes(room.budget_bytes)} are left beside the weights for KV"
     if most == 0:
         return f"the weights fit, but not one sequence of {units.count(context)} tokens beside them"
     noun = "sequence fits" if most == 1 else "sequences fit"

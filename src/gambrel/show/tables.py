@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "count": units.count,
+    "signed": lambda v: f"{v:+,.0f}" if v else "0",
     "parameters": units.parameters,
     "flops": lambda v: units.si(v, "FLOP"),
     "rate": lambda v: units.si(v, "FLOP/s"),
