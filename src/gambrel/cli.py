@@ -604,6 +604,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 def _request(args: argparse.Namespace) -> int:
     from gambrel.cost.documents import request_dict
+    from gambrel.cost.report import capacity
     from gambrel.cost.request import Rig, request, serving
     from gambrel.model.arch import check_tp
     from gambrel.show import answers
@@ -613,10 +614,11 @@ def _request(args: argparse.Namespace) -> int:
     if _explained(args, lambda: _plain_report(args, model, args.batch, args.prompt)):
         return FINE
     rig = Rig(model, _load_device(args), args.tp, args.weights, args.efficiency)
+    room = capacity(model, rig.device, _options(argparse.Namespace(**{**vars(args), "batch": None})))
     one = request(rig, args.prompt, args.new_tokens, args.batch)
     gains = serving(rig, args.prompt, args.serve_batch, min(args.chunk, args.prompt))
-    if not _show(args, lambda: request_dict(rig, one, gains), lambda: answers.request_tables(one, gains)):
-        answers.print_request(rig, one, gains)
+    if not _show(args, lambda: request_dict(rig, one, gains, room), lambda: answers.request_tables(one, gains)):
+        answers.print_request(rig, one, gains, room)
     return FINE
 
 

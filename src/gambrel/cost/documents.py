@@ -215,15 +215,24 @@ def fit_dict(fit: Fit) -> dict[str, Any]:
     )
 
 
-def request_dict(rig: Rig, one: Request, gains: Serving) -> dict[str, Any]:
+def request_dict(rig: Rig, one: Request, gains: Serving, room: Capacity) -> dict[str, Any]:
     """The document of `gambrel request`."""
+    longest = rig.model.arch.max_context
     return _document(
         "request",
         model=rig.model.name,
         device=rig.device.id,
         weights=rig.weights,
         tp=rig.tp,
-        request={**vars(one), "total_s": one.total_s, "decode_share": one.decode_share},
+        request={
+            **vars(one),
+            "total_s": one.total_s,
+            "decode_share": one.decode_share,
+            "context_tokens": one.context_tokens,
+            "missing_bytes": max(room.missing_bytes(one.batch, one.context_tokens), 0),
+            "fits": room.fits(one.batch, one.context_tokens),
+            "beyond_max_context": longest is not None and one.context_tokens > longest,
+        },
         serving=dict(vars(gains)),
     )
 

@@ -69,6 +69,11 @@ class Request:
     decode_bound_s: float
 
     @property
+    def context_tokens(self) -> int:
+        """Keys of each sequence at its end [token]."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
     def total_s(self) -> float:
         """Prefill estimate and expected decode together."""
         return self.prefill_s + self.decode_s

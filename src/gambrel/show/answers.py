@@ -177,7 +177,20 @@ def _designs(g: Serving) -> list[tuple[str, str]]:
     ]
 
 
-def print_request(rig: Rig, one: Request, gains: Serving) -> None:
+def request_notes(rig: Rig, one: Request, room: Capacity) -> list[str]:
+    """What stands in the way of it: memory, and the model's maximum context."""
+    longest, told = rig.model.arch.max_context, []
+    missing = room.missing_bytes(one.batch, one.context_tokens)
+    if missing > 0:
+        told.append(f"it does not fit: {units.gigabytes(missing)} short at {units.count(one.context_tokens)} tokens")
+    if longest is not None and one.context_tokens > longest:
+        told.append(
+            f"{units.count(one.context_tokens)} tokens are beyond the maximum context of {units.count(longest)}"
+        )
+    return told
+
+
+def print_request(rig: Rig, one: Request, gains: Serving, room: Capacity) -> None:
     """The answer, then the tables."""
     from gambrel.show.text import Page
 
@@ -192,3 +205,5 @@ def print_request(rig: Rig, one: Request, gains: Serving) -> None:
     page.line()
     page.line("What serving designs gain", "bold")
     page.pairs(_designs(gains))
+    for note in request_notes(rig, one, room):
+        page.paragraph(f"note: {note}", "warn", indent=6)
