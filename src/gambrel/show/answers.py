@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gambrel.cost.capacity import Fit
+    from gambrel.cost.capacity import Capacity, Fit
     from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Rig, Serving
 
