@@ -622,6 +622,47 @@ def _request(args: argparse.Namespace) -> int:
     return FINE
 
 
+# compare --------------------------------------------------------------------------------------
+
+
+def _seconds(text: str) -> float:
+    return units.parse(text, "s")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    group = parser.add_argument_group("workload (a decode step unless --prefill)")
+    group.add_argument("--batch", type=WHOLE, default=1, metavar="N", help="sequences (1)")
+    group.add_argument("--context", type=_typed(_context), default=0, metavar="S", help="keys attended (0: no KV)")
+    group.add_argument("--prefill", type=WHOLE, metavar="S", help="a fresh prompt of S tokens instead")
+    group = parser.add_argument_group("measured")
+    group.add_argument("--measured", type=_typed(_seconds), metavar="TIME", help="of one step, such as 3.43ms")
+    group.add_argument("--require", type=SHARE, metavar="X", help="exit 1 below this fraction of the possible speed")
+    _add_output(parser)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from gambrel.cost.compare import compare
+    from gambrel.cost.documents import compare_dict
+    from gambrel.cost.workload import decode_step, prefill_step
+    from gambrel.model.arch import check_tp
+    from gambrel.show import answers
+
+    model, device = _load_model(args), _load_device(args)
+    check_tp(model.arch, args.tp)
+    if _explained(args, lambda: _plain_report(args, model, args.batch, args.context)):
+        return FINE
+    if args.measured is None:
+        raise GambrelError("nothing measured: give --measured TIME")
+    plain = decode_step(model.arch, args.batch, args.context)
+    step = prefill_step(model.arch, args.batch, args.prefill) if args.prefill else plain
+    result = compare(model, device, step, args.measured, args.tp)
+    if not _show(args, lambda: compare_dict(result), lambda: answers.compare_tables(result)):
+        answers.print_comparison(result)
+    return NO if args.require is not None and result.fraction < args.require else FINE
+
+
 # models, devices ------------------------------------------------------------------------------
 
 
@@ -716,6 +757,12 @@ COMMANDS = {
         "gambrel request llama-3-8b --device h100-sxm --prompt 8192 --new-tokens 512",
         _add_request,
         _request,
+    ),
+    "compare": Command(
+        "a measured time against its bound: the gap in named parts, and what to try",
+        "gambrel compare llama-3.2-1b --device rtx-6000-ada --batch 1 --context 0 --measured 3.43ms",
+        _add_compare,
+        _compare,
     ),
     "models": Command("the bundled models", "gambrel models", _add_models, _models),
     "devices": Command("the device catalogue with its sources", "gambrel devices h100-sxm", _add_devices, _devices),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.cost.capacity import Capacity, Fit
+    from gambrel.cost.compare import Comparison
     from gambrel.cost.crossover import Crossover
     from gambrel.cost.explain import Explanation
     from gambrel.cost.report import Report
@@ -234,6 +235,24 @@ def request_dict(rig: Rig, one: Request, gains: Serving, room: Capacity) -> dict
             "beyond_max_context": longest is not None and one.context_tokens > longest,
         },
         serving=dict(vars(gains)),
+    )
+
+
+def compare_dict(result: Comparison) -> dict[str, Any]:
+    """The document of `gambrel compare`."""
+    return _document(
+        "compare",
+        model=result.model_name,
+        device=result.device_id,
+        measured_s=result.measured_s,
+        bound_s=result.bound_s,
+        fraction=result.fraction,
+        binding=result.binding,
+        weight_bytes=result.weight_bytes,
+        kv_bytes=result.kv_bytes,
+        fault=result.fault,
+        parts=[dict(vars(part)) for part in result.parts],
+        suggestions=[dict(vars(suggestion)) for suggestion in result.suggestions],
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.cost.capacity import Capacity, Fit
+    from gambrel.cost.compare import Comparison
     from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Rig, Serving
 
@@ -207,3 +208,45 @@ def print_request(rig: Rig, one: Request, gains: Serving, room: Capacity) -> Non
     page.pairs(_designs(gains))
     for note in request_notes(rig, one, room):
         page.paragraph(f"note: {note}", "warn", indent=6)
+
+
+# compare --------------------------------------------------------------------------------------
+
+
+def compare_tables(result: Comparison) -> list[Table]:
+    """The parts of the measured time, then what to try."""
+    whole = result.measured_s
+    parts = [{**vars(part), "share": part.time_s / whole} for part in result.parts]
+    columns = (
+        Column("name", "part"),
+        Column("time_s", "time", "time"),
+        Column("share", "share", "share"),
+        Column("kind", "word"),
+        Column("why", "what it is"),
+    )
+    tries = (Column("what", "try"), Column("gain_s", "at most", "time"), Column("why", "why"))
+    return [
+        Table("parts", "Where the time went", columns, parts),
+        Table("suggestions", "What to try, by what it would buy", tries, [dict(vars(s)) for s in result.suggestions]),
+    ]
+
+
+def print_comparison(result: Comparison) -> None:
+    """The verdict, then the tables."""
+    from gambrel.show.text import Page
+
+    page = Page()
+    verdict = "more than twice its floor: a fault to find" if result.fault else f"{_limit(result.binding)}-bound floor"
+    page.paragraph(
+        f"{result.model_name} on {result.device_id}: {units.duration(result.measured_s)} measured is "
+        f"{result.fraction:.0%} of the possible speed, {units.duration(result.bound_s)} ({verdict}).",
+        "warn" if result.fault else "bold",
+    )
+    page.line()
+    moved = f"{units.gigabytes(result.weight_bytes)} of weights, {units.gigabytes(result.kv_bytes)} of KV"
+    page.pairs([("bound", f"{units.duration(result.bound_s)}, {moved}")])
+    page.tables(compare_tables(result))
+
+
+def _limit(binding: str) -> str:
+    return "memory" if binding == "memory" else "compute"

@@ -1,0 +1,204 @@
+"""A measured time against its bound: the fraction of the floor, the gap in named parts, and what to try next.
+
+Typical engines take 1.2 to 1.5 times the decode floor; more than twice is a fault to find (the project's cost model,
+section 9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gambrel.cost.report import step_ops
+from gambrel.cost.roofline import demand, op_bound, step_bound
+from gambrel.types import GambrelError
+from gambrel.values import frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gambrel.model.model import Model
+    from gambrel.types import Device, Op, Step
+
+#: Above this many times the floor something is broken rather than slow.
+FAULT_RATIO = 2.0
+#: The only ways in which a correct measurement lies below this bound.
+LEGITIMATE = (
+    "the run multiplied or stored in a narrower dtype (--weight-dtype, --kv-dtype, --compute-dtype)",
+    "it produced several tokens a step (speculative decoding): give the time of one step",
+    "it ran on more devices (--tp)",
+    "the device is faster than the one named (--device, --bandwidth, --peak)",
+)
+
+
+class BelowBound(GambrelError):
+    """A measured time below its bound: an error in the measurement or in what was said about it."""
+
+
+@frozen
+class Conditions:
+    """What is known of the run beside its time.
+
+    launch_s: time spent launching, by measurement or profile [s]. mem_bytes_per_s: bandwidth that the machine really
+    reaches, calibrated [byte/s]. comm_s: communication [s]. None where unknown: no number is made up for it.
+    """
+
+    launch_s: float | None = None
+    mem_bytes_per_s: float | None = None
+    comm_s: float | None = None
+
+
+@frozen
+class Part:
+    """One part of the measured time. kind: "bound", "measured", "estimate" or "remainder". why: what it is."""
+
+    name: str
+    time_s: float
+    kind: str
+    why: str
+
+
+@frozen
+class Suggestion:
+    """Something to try, what it would buy at the most by the model [s], and why."""
+
+    what: str
+    gain_s: float
+    why: str
+
+
+@frozen
+class Comparison:
+    """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s."""
+
+    model_name: str
+    device_id: str
+    measured_s: float
+    bound_s: float
+    binding: str
+    weight_bytes: float
+    kv_bytes: float
+    parts: tuple[Part, ...]
+    suggestions: tuple[Suggestion, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Share of the possible speed that was reached."""
+        return self.bound_s / self.measured_s
+
+    @property
+    def fault(self) -> bool:
+        """Whether it is so slow that something is broken."""
+        return self.measured_s > FAULT_RATIO * self.bound_s
+
+
+def compare(
+    model: Model, device: Device, step: Step, measured_s: float, tp: int = 1, known: Conditions | None = None
+) -> Comparison:
+    """Explain a measured step time. Raises BelowBound, with the legitimate reasons, for a time below the bound."""
+    known = known or Conditions()
+    if not 0 < measured_s < float("inf"):
+        raise GambrelError(f"a measured time of {measured_s} s; accepted is a positive time")
+    ops = step_ops(model, device, step, tp)
+    need = demand(ops)
+    bound = step_bound(need, device)
+    if measured_s < bound.time_s:
+        raise BelowBound(_below(measured_s, bound.time_s))
+    parts = _parts(ops, device, measured_s, known)
+    return Comparison(
+        model.name,
+        device.id,
+        measured_s,
+        bound.time_s,
+        bound.binding,
+        need.weight_bytes,
+        need.kv_read_bytes + need.kv_write_bytes,
+        parts,
+        _suggestions(model, device, step, tp, parts),
+    )
+
+
+def _below(measured_s: float, bound_s: float) -> str:
+    reasons = "; ".join(f"({i}) {reason}" for i, reason in enumerate(LEGITIMATE, 1))
+    return (
+        f"{measured_s * 1e3:.4g} ms is below the bound of {bound_s * 1e3:.4g} ms: an error, not a good result. "
+        f"A correct measurement can be below only if {reasons}. Which is it? "
+        "Otherwise the clock did not wait for the device."
+    )
+
+
+def _parts(ops: list[Op], device: Device, measured_s: float, known: Conditions) -> tuple[Part, ...]:
+    """Bound first, then what is known to come on top, then the rest."""
+    need, rate = demand(ops), device.mem_bytes_per_s
+    bound = step_bound(need, device)
+    if bound.binding == "memory":
+        parts = [
+            Part("weights", need.weight_bytes / rate, "bound", "read once at the datasheet's bandwidth"),
+            Part("KV cache", (need.kv_read_bytes + need.kv_write_bytes) / rate, "bound", "read and written once"),
+        ]
+    else:
+        parts = [Part("arithmetic", bound.time_s, "bound", "at the dense peak")]
+    parts += _on_top(ops, device, known, bound.limits_s)
+    parts = _shrunk(parts, measured_s - sum(part.time_s for part in parts))
+    left = measured_s - sum(part.time_s for part in parts)
+    if left < 0:
+        parts.append(Part("overlap", left, "remainder", "measured parts that ran at the same time as others"))
+    parts.append(Part("remainder", max(left, 0.0), "remainder", "what nothing above explains"))
+    return tuple(part for part in parts if part.time_s or part.name == "remainder")
+
+
+def _on_top(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[str, float]) -> list[Part]:
+    parts = []
+    if known.mem_bytes_per_s is not None and known.mem_bytes_per_s < device.mem_bytes_per_s:
+        slower = limits_s["memory"] * (device.mem_bytes_per_s / known.mem_bytes_per_s - 1)
+        parts.append(Part("bandwidth below datasheet", slower, "measured", "by calibration of this machine"))
+    traffic = sum(
+        op_bound(op, device).time_s * op.count for op in ops if op.role in ("elementwise", "reduction", "movement")
+    )
+    parts.append(Part("element-wise traffic", traffic, "estimate", "norms, activations, copies, none of them fused"))
+    if known.launch_s is not None:
+        parts.append(Part("launches", known.launch_s, "measured", "eager minus graph, or gaps in a profile"))
+    if known.comm_s is not None:
+        parts.append(Part("communication", known.comm_s, "measured", "between devices"))
+    return parts
+
+
+def _shrunk(parts: list[Part], excess: float) -> list[Part]:
+    """Estimates give way where the parts add up to more than was measured (a negative excess)."""
+    shrunk = []
+    for part in parts:
+        if part.kind == "estimate" and excess < 0:
+            cut = min(part.time_s, -excess)
+            excess += cut
+            part = replace(part, time_s=part.time_s - cut, why=f"{part.why}; at most what is left")
+        shrunk.append(part)
+    return shrunk
+
+
+def _suggestions(model: Model, device: Device, step: Step, tp: int, parts: tuple[Part, ...]) -> tuple[Suggestion, ...]:
+    """What to try, ordered by what it would buy at the most, by the same model."""
+    by_name = {part.name: part for part in parts}
+    need = demand(step_ops(model, device, step, tp))
+    rate = device.mem_bytes_per_s
+    found = [
+        Suggestion("weights in 8 bit", need.weight_bytes / rate * _saved(model, 8), "half the bytes of 16-bit weights"),
+        Suggestion("weights in 4 bit", need.weight_bytes / rate * _saved(model, 4.25), "with group scales, 4.25 bit"),
+    ]
+    if need.kv_read_bytes and model.numerics.kv.bits > 8:
+        found.append(Suggestion("KV cache in fp8", need.kv_read_bytes / rate / 2, "half the bytes of a 16-bit cache"))
+    if "launches" in by_name:
+        found.append(Suggestion("a captured graph", by_name["launches"].time_s, "one launch for all kernels"))
+    if "element-wise traffic" in by_name:
+        found.append(
+            Suggestion("fused kernels", by_name["element-wise traffic"].time_s, "no activation leaves the chip")
+        )
+    if by_name["remainder"].time_s > 0:
+        why = "launches, kernels below their roof, scheduling: gambrel profile tells them apart"
+        found.append(Suggestion("a profile of the step", by_name["remainder"].time_s, why))
+    return tuple(sorted((s for s in found if s.gain_s > 0), key=lambda s: -s.gain_s))
+
+
+def _saved(model: Model, bits: float) -> float:
+    """Share of the weight bytes that a narrower format leaves out; 0 where the weights are that narrow already."""
+    now = 8 * model.weight_bytes() / model.params_total
+    return float(max(1 - bits / now, 0.0))
