@@ -155,9 +155,9 @@ def test_a_folder_without_config_is_named_when_nothing_is_found(
     [
         ([], "it is empty"),
         (["notes.txt"], "it holds notes.txt"),
-        (["a.gguf"], "it holds a.gguf (GGUF files are not read yet)"),
-        (["a.gguf", "b.safetensors"], "(GGUF and safetensors files are not read yet)"),
-        (["pytorch_model.bin"], "(PyTorch weights files are not read yet)"),
+        (["a.gguf"], "it holds a.gguf (GGUF files need a config.json beside them"),
+        (["a.gguf", "b.safetensors"], "(GGUF and safetensors files need a config.json"),
+        (["pytorch_model.bin"], "(PyTorch weights files need a config.json"),
         ([f"{i}.txt" for i in range(9)], "it holds 0.txt, 1.txt, 2.txt, 3.txt, 4.txt, 5.txt and 3 more"),
         (["a\nb"], "it holds 'a\\nb'"),
     ],
@@ -237,7 +237,7 @@ def test_a_device_without_size_is_not_read_for_ever() -> None:
 
 @pytest.mark.parametrize("file", ["model.gguf", "model-00001-of-00002.safetensors", "pytorch_model.bin", "a.PT"])
 def test_a_file_of_weights(tmp_path: Path, file: str) -> None:
-    fails(str(write(tmp_path / file, b"\x00")), file, "files are not read yet; give the model's config.json")
+    fails(str(write(tmp_path / file, b"\x00")), file, "files hold no config; give the model's config.json")
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

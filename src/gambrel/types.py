@@ -194,7 +194,7 @@ class Step:
         return tuple(
             Step(g.batch, g.source_tokens, g.source_tokens, causal=False, logits="all")
             for g in self.groups
-            if g.encode and g.source_tokens != 0
+            if g.encode and _some(g.source_tokens)
         )
 
     @property
@@ -203,8 +203,13 @@ class Step:
         return tuple(
             Step(g.batch, g.media_tokens, g.media_tokens, causal=False, logits="all")
             for g in self.groups
-            if g.media_tokens != 0
+            if _some(g.media_tokens)
         )
+
+
+def _some(tokens: Num) -> bool:
+    """Whether there may be any: a grid may hold zeros and more."""
+    return is_grid(tokens) or tokens != 0
 
 
 def _check_context(new_tokens: Num, context_tokens: Num) -> None:

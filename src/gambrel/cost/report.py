@@ -149,10 +149,13 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
         for context in options.contexts
         for batch in options.batches
     )
+    masks: tuple[bool, ...] = (True, False)
+    lengths = options.prefills
+    if model.arch.encodes:  # an encoder has no mask to skip, and its source may have one length alone
+        fixed = model.arch.source_tokens
+        masks, lengths = (True,), (fixed,) if fixed and lengths else lengths
     prefill = tuple(
-        _prefill_row(model, device, options, room, tokens, causal)
-        for tokens in options.prefills
-        for causal in (True, False)
+        _prefill_row(model, device, options, room, tokens, causal) for tokens in lengths for causal in masks
     )
     crossing = crossover(model, device, options.contexts[0], room)
     enough = smallest_tp(model, device, options) if room.budget_bytes <= 0 else None
@@ -248,7 +251,7 @@ def _prefill_row(
         operators_bound(ops, device) + unread_s,
         bound.binding,
         room.fits(1, tokens),
-        _beyond(model, tokens),
+        _beyond(model, tokens) if not model.arch.encodes else tokens > (model.arch.max_source_tokens or tokens),
     )
 
 

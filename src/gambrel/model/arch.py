@@ -42,7 +42,8 @@ class Arch:
 
     max_context: the longest context that the model was made for [token]; None where the config does not say.
     n_heads, n_kv_heads, widths: what tensor parallelism must divide. encodes: an encoder reads a source before the
-    decoder speaks; source_tokens: how long that source always is, None where it varies [token].
+    decoder speaks; source_tokens: how long that source always is, None where it varies [token]; max_source_tokens: the
+    longest that it may be [token].
     """
 
     first: tuple[Part, ...]
@@ -56,6 +57,7 @@ class Arch:
     widths: tuple[int, ...] = ()
     encodes: bool = False
     source_tokens: int | None = None
+    max_source_tokens: int | None = None
 
     @property
     def n_layers(self) -> int:
@@ -82,7 +84,7 @@ class Arch:
     def ops(self, step: Step, numerics: Numerics) -> list[Op]:
         """Every operator of one forward pass, equal ones together with their number."""
         return [
-            Op(op.name, op.role, op.dtype, op.cost, op.count * count, op.shape, name, op.ways, op.kv_ways)
+            replace(op, count=op.count * count, block=op.block or name)
             for part, count, name in self._parts()
             for op in part.ops(step, numerics)
         ]

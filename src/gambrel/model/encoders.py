@@ -55,10 +55,10 @@ class Stack(Part):
         for block in self.blocks:
             for part in block.parts:
                 for op in part.ops(inner, numerics):
-                    yield replace(op, cost=_without_cache(op.cost), count=op.count * block.count)
+                    yield replace(op, cost=without_cache(op.cost), count=op.count * block.count)
 
 
-def _without_cache(cost: Cost) -> Cost:
+def without_cache(cost: Cost) -> Cost:
     """Keys and values of a bidirectional pass are activations, not cache."""
     return Cost(
         cost.flops,
@@ -86,8 +86,10 @@ class CrossAttention(Part):
     norms: tuple[Norm, ...] = ()
 
     def tensors(self) -> Iterable[Tensor]:
-        """Projections and norms."""
-        for part in (self.query, self.key, self.value, self.out, *self.norms):
+        """Projections and norms; only a pass that encodes reads the key and value weights."""
+        yield from self.key.tensors(streamed=False)
+        yield from self.value.tensors(streamed=False)
+        for part in (self.query, self.out, *self.norms):
             yield from part.tensors()
 
     def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:

@@ -52,6 +52,31 @@ IGNORABLE = frozenset(
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_bidirectional_attention use_cache use_flash_attn
     use_mrope verbose version vision_feature_layer bos_token eos_token num_key_value_groups transformers.js_config
     tokenizer init_std rope_local_base_freq mask_value full_attn_mod init_method num_labels
+    scale_embedding add_final_layer_norm normalize_before normalize_embedding static_position_embeddings
+    add_bias_logits extra_pos_embeddings dropout_rate scale_decoder_outputs router_type router_dtype
+    is_full_sparse forced_decoder_ids scalable_attention batch_prioritized_routing router_ignore_padding_tokens
+    apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length
+    mask_feature_min_masks median_filter_width use_weighted_layer_sum classifier_proj_size add_router_probs
+    force_bos_token_to_be_generated is_multilingual max_initial_timestamp_index no_timestamps_token_id
+    lang_to_id task_to_id alignment_heads
+    audio_soft_tokens_per_image vision_soft_tokens_per_image ignore_index use_unified_vision_chunk video_placeholder
+    use_routing_bias layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta shared_moe_mode
+    for_llm_compressor attn_scale attn_temperature_tuning floor_scale attention_value_scale load_balance_coeff
+    mup_enabled num_expert_groups num_limited_groups route_norm use_grouped_mm moe_norm_min indexer_rope_interleave
+    index_share_for_mtp_iteration moe_router_dtype hc_sinkhorn_iters norm_head input_jitter_noise att_impl_type
+    moe_router_activation max_seq_len norm_expert_weight anyres_pooling_size anyres_vit_max_image_size
+    anyres_vit_two_views dense_list im_end_id im_newline_id im_start_id mask_init_id org_vocab_size pad_id pool_type
+    text_end_id text_start_id video_end_id video_start_id class_num skip_cls_token moe_router_enable_expert_bias
+    moe_router_use_sigmoid enable_moe_fp32_combine enable_attention_fp32_softmax moe_random_routing_dropped_token
+    moe_drop_tokens group_limited_greedy position_embedding_xdrope xdrope_section eod_token_id retrieved source
+    time_step_min time_step_max time_step_floor time_step_limit time_step_init_scheme time_step_scale residual_in_fp32
+    rescale_prenorm_residual use_mamba_kernels use_mambapy use_falcon_mambapy use_associative_scan mamba_chunk_size
+    mamba_hidden_act mlp_hidden_act hidden_mamba_act ssm_multipliers mlp_multipliers mamba_norm_before_gate
+    linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor linear_allow_neg_eigval
+    normalization_function layernorm_full_attention_alpha layernorm_full_attention_beta
+    layernorm_linear_attention_alpha layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta
+    full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor
+    mlp_beta_factor z_loss_coefficient logits_soft_cap w_init_variance_scale final_w_init_variance_scale
     """.split()
 )
 

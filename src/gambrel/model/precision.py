@@ -125,6 +125,8 @@ def read_precision(fields: Fields, overrides: Overrides) -> Precision:
             "config.json stores float32: counted as bf16, which engines load; --weight-dtype fp32 for the file"
         )
     quant = fields.raw("quantization_config", None) or fields.raw("compression_config", None)
+    mlx = fields.raw("quantization", None)
+    quant = mlx if quant is None and isinstance(mlx, dict) and "bits" in mlx else quant
     if quant is None or overrides.weight:
         return Precision(base, None, overrides, tuple(notes))
     if not isinstance(quant, dict):

@@ -146,7 +146,11 @@ def _holds(folder: str) -> str:
     kinds = sorted({WEIGHTS[e] for e in (os.path.splitext(file)[1].lower() for file in files) if e in WEIGHTS})
     more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
     text = f"it holds {', '.join(map(_plain, files[:NAMED]))}{more}"
-    return f"{text} ({' and '.join(kinds)} files are not read yet)" if kinds else text
+    return (
+        f"{text} ({' and '.join(kinds)} files need a {CONFIG} beside them; --checkpoint then reads their headers)"
+        if kinds
+        else text
+    )
 
 
 def _stem(path: str) -> str:
@@ -206,7 +210,10 @@ def _read_text(path: str) -> str:
     where = _plain(path)
     weights = WEIGHTS.get(os.path.splitext(path)[1].lower())
     if weights:
-        raise GambrelError(f"{where}: {weights} files are not read yet; give the model's {CONFIG} or its folder")
+        raise GambrelError(
+            f"{where}: {weights} files hold no config; give the model's {CONFIG} or its folder, "
+            "and --checkpoint to read their headers"
+        )
     try:
         with open(path, "rb") as file:
             too_large = os.fstat(file.fileno()).st_size > LIMIT_BYTES

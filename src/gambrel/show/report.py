@@ -66,7 +66,8 @@ def _prefill_clause(report: Report) -> str:
     if not report.prefill:
         return ""
     row = report.prefill[0]
-    return f"A prefill of {tokens(row.tokens)} takes at least {units.duration(row.bound_s)}, and "
+    work = "Reading a source" if report.model.arch.encodes else "A prefill"
+    return f"{work} of {tokens(row.tokens)} takes at least {units.duration(row.bound_s)}, and "
 
 
 def tokens(number: int) -> str:
@@ -166,7 +167,11 @@ def report_tables(report: Report) -> list[Table]:
 
 
 def _prefill_table(report: Report) -> Table:
-    rows = [{**_with_fits(row), "keys": "causal" if row.causal else "every key"} for row in report.prefill]
+    encodes = report.model.arch.encodes
+    rows = [
+        {**_with_fits(row), "keys": "source" if encodes else "causal" if row.causal else "every key"}
+        for row in report.prefill
+    ]
     options = report.options
     caption = (
         f"Bound at peak, {options.logits} logits; estimate at {options.efficiency:.0%} of peak (--efficiency); "

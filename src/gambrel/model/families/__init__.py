@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gambrel.model.builder import Custom, Family, Nested
 
 #: Modules of this package, the most asked for first; each is loaded when a model type is not in those before.
-MODULES = ("decoders",)
+MODULES = ("decoders", "dense", "moe", "compressed", "vision_a", "encdec", "vision_b", "vision_gemma", "hybrid", "speech", "vision_moe")
 
 
 def _modules() -> Iterator[ModuleType]:
