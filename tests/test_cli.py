@@ -132,7 +132,7 @@ def test_misspelt_keys_of_a_device_file(run, tmp_path):
 
 
 def test_what_is_beside_the_text_needs_something_to_read_it(run):
-    assert "--source is for models with an encoder" in run(*REPORT, "--source", "100")[2]
+    assert "--source is for models that attend to an encoder's output" in run(*REPORT, "--source", "100")[2]
     assert "--media is for models with a tower" in run(*REPORT, "--media", "100")[2]
 
 

@@ -456,10 +456,11 @@ def _traced_ops(args: argparse.Namespace) -> tuple[str, Step, list[Op]]:
 
 def _step(args: argparse.Namespace, model: Model) -> Step:
     """The forward pass that the options of `ops` describe."""
-    from gambrel.cost.workload import Beside, decode_step, prefill_step
+    from gambrel.cost.workload import Beside, check_beside, decode_step, prefill_step
     from gambrel.types import Step
 
     beside = Beside(args.source, args.media or 0)
+    check_beside(model, beside)
     if args.prefill:
         return prefill_step(model.arch, args.batch, args.prefill, not args.every_key, args.logits, beside)
     if args.chunk:

@@ -51,6 +51,7 @@ def test_llama_prefill(tokens, bound_s):
         ("gpt-oss-20b", 20_914_757_184),
         ("qwen3-30b-a3b", 30_532_122_624),
         ("gemma-3-27b", 27_432_406_640),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
     ],
 )
 def test_parameters(name, params):
@@ -65,6 +66,7 @@ def test_parameters(name, params):
         ("gpt-oss-20b", 0.190),
         ("gemma-3-27b", 1.031),
         ("qwen3-30b-a3b", 0.750),
+        ("qwen3-next-80b-a3b", 0.259),
     ],
 )
 def test_kv_of_one_sequence(name, gib):
@@ -83,6 +85,13 @@ def test_gpt_oss_120b_receipt():
     model = gambrel.load_model("gpt-oss-120b")
     assert model.kv_bytes_per_token == 73_728
     assert 78_384 * model.kv_bytes_per_token / GIB == pytest.approx(5.38, abs=0.005)
+
+
+def test_gemma_4_receipt():
+    """An engine reported 24.54 GiB = 26,800 tokens."""
+    model = gambrel.load_model("gemma-4-31b")
+    assert model.kv_bytes_per_token == 983_040
+    assert 26_800 * model.kv_bytes_per_token / GIB == pytest.approx(24.54, abs=0.005)
 
 
 @pytest.mark.parametrize(("batch", "expected_ms"), [(8, 9.64), (64, 33.15)])

@@ -340,6 +340,17 @@ SMALL |= {
     "ernie4_5_vl_moe-bias": _model("ernie4_5_vl_moe", {**ERNIE, "use_bias": True}, ERNIE_VISION)
     | {"tie_word_embeddings": False},
     "step3p7": _model("step3p7", STEP, STEP_VISION),
+    "step3p7-older-keys": _model(
+        "step3p7",
+        {key: value for key, value in STEP.items() if key != "num_sliding_attention_heads"}
+        | {
+            "layer_types": [*STEP["layer_types"], "sliding_attention", "full_attention"],
+            "num_nextn_predict_layers": 2,
+            "moe_layers_enum": "2,3,4",
+            "attention_other_setting": {"num_attention_heads": 9, "num_attention_groups": 3, "head_dim": 16},
+        },
+        {"width": 48, "layers": 1, "heads": 4, "mlp_ratio": 2.0, "patch_size": 4, "image_size": 16},
+    ),
     "step3p7-bias": _model(
         "step3p7",
         {**STEP, "attention_bias": True, "mlp_layer_types": ["sparse", "dense"] * 2 + ["sparse"], "mlp_bias": True},

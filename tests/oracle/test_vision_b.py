@@ -55,6 +55,7 @@ TEXT = {
     "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
     "fuyu": "persimmon",
     "exaone4_5": "exaone4",
 }
@@ -231,6 +232,21 @@ CASES: dict[str, dict[str, Any]] = {
     "llava_onevision-tied": _model(
         "llava_onevision", {**QWEN2, "tie_word_embeddings": True}, SIGLIP, image_grid_pinpoints=[[56, 112]]
     ),
+    "llava_next_video": _model("llava_next_video", LLAMA, CLIP, image_grid_pinpoints=[[56, 112]]),
+    "vipllava": _model("vipllava", LLAMA, CLIP, vision_feature_layer=[-2, 1]),
+    "paligemma": _model(
+        "paligemma", _text("gemma", head_dim=16), SIGLIP, projection_dim=96, vocab_size=320, tie_word_embeddings=True
+    ),
+    "paligemma-2": _model(
+        "paligemma",
+        _text("gemma2", head_dim=16, sliding_window=64),
+        SIGLIP,
+        projection_dim=96,
+        tie_word_embeddings=True,
+    ),
+    "cohere2_vision": _model(
+        "cohere2_vision", _text("cohere2"), SIGLIP, alignment_intermediate_size=128, tie_word_embeddings=True
+    ),
     "internvl": _model("internvl", QWEN2, INTERN),
     "internvl-tied": _model("internvl", QWEN2, INTERN, tie_word_embeddings=True),
     "internvl-rms": _model(
@@ -371,7 +387,7 @@ def pictures(modules: Any, config: dict[str, Any], module: Any) -> tuple[dict[st
     given: dict[str, Any] = {"pixel_values": pixels}
     if kind in ("idefics3", "smolvlm"):  # those without any pixel are dropped
         given = {"pixel_values": torch.ones(1, PICTURES, 3, side, side)}
-    elif kind in ("llava_next", "llava_onevision"):
+    elif kind in ("llava_next", "llava_onevision", "llava_next_video"):
         given = {"pixel_values": pixels[None], "image_sizes": torch.tensor([[56, 112]])}
     elif kind == "lfm2_vl":
         given = {
@@ -449,7 +465,7 @@ def test_text_flops(small, modules, new_tokens) -> None:
 
     if small["model_type"] in ("llama4", "lfm2_vl"):
         pytest.skip("the text model is compared where its family is")
-    module = build(modules, small)
+    module = build(modules, small, "cpu" if small["model_type"] == "paligemma" else "meta")  # whose mask has values
     cache = None
     if new_tokens == 1:
         cache = modules.forward(module, 11, None, 2).past_key_values

@@ -199,3 +199,20 @@ def test_bundled_models_leave_no_key_unread():
         model = gambrel.load_model(path.stem)
         assert model.reading.unread == (), path.stem
         assert json.loads(path.read_text())["name"] == path.stem
+
+
+def test_bundled_models_equal_the_shared_configs(shared):
+    """A bundled model is the shared config of the same hub id, to the unit."""
+    import csv
+
+    from gambrel.api import bundled_models
+
+    with (shared / "configs" / "truth.csv").open(newline="") as file:
+        truth = {row["model_id"]: row for row in csv.DictReader(file) if row["status"] == "ok"}
+    compared = 0
+    for row in bundled_models():
+        known = truth.get(row["hub_id"])
+        if known and "ties" not in known["truth_note"] and "allocates" not in known["truth_note"]:
+            assert str(row["params_total"]) == known["total_params"], row["name"]
+            compared += 1
+    assert compared > 30

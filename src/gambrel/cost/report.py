@@ -142,7 +142,7 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
     """Bounds, capacity and crossover of a model on a device. Raises GambrelError for what cannot be."""
     options = options or Options()
     check_tp(model.arch, options.tp)
-    check_beside(model.arch, options.beside)
+    check_beside(model, options.beside)
     room = capacity(model, device, options)
     decode = tuple(
         _decode_row(model, device, options, room, batch, context)

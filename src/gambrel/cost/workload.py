@@ -8,6 +8,7 @@ from gambrel.values import frozen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gambrel.model.arch import Arch
+    from gambrel.model.model import Model
     from gambrel.units import Num
 
 
@@ -28,7 +29,7 @@ NOTHING = Beside()
 def decode_step(arch: Arch, batch: Num, context_tokens: Num, beside: Beside = NOTHING) -> Step:
     """One new token for each of `batch` sequences; an encoder-decoder attends to its source too."""
     if not arch.encodes:
-        return Step(batch, 1, context_tokens)
+        return Step(batch, 1, context_tokens, source_tokens=beside.source_tokens or 0)
     return Step(batch, 1, context_tokens, source_tokens=_source(arch, context_tokens, beside))
 
 
@@ -37,15 +38,19 @@ def prefill_step(
 ) -> Step:
     """A fresh prompt of `tokens`. An encoder-decoder reads it with its encoder and makes the first token."""
     if not arch.encodes:
-        return Step(batch, tokens, tokens, causal, logits, media_tokens=beside.media_tokens)
+        source = beside.source_tokens or 0
+        return Step(batch, tokens, tokens, causal, logits, source, source > 0, beside.media_tokens)
     return Step(batch, 1, 1, causal, logits, _source(arch, tokens, beside), True, beside.media_tokens)
 
 
-def check_beside(arch: Arch, beside: Beside) -> None:
+def check_beside(model: Model, beside: Beside) -> None:
     """Raise GambrelError for a source without an encoder, or media without a tower whose work is known."""
-    if beside.source_tokens is not None and not arch.encodes:
-        raise GambrelError("--source is for models with an encoder; this one has none")
-    if beside.media_tokens and not any(getattr(part, "over", "") == "media" for part in arch.extras):
+    crosses = any(cache.source_bytes_per_token for cache, _ in model.caches)
+    if beside.source_tokens is not None and not crosses:
+        raise GambrelError("--source is for models that attend to an encoder's output; this one does not")
+    if beside.media_tokens and not any(
+        getattr(part, "over", "") == "media" for part in (*model.arch.first, *model.arch.extras)
+    ):
         raise GambrelError("--media is for models with a tower whose operators are known; this one has none")
 
 

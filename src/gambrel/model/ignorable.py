@@ -77,6 +77,7 @@ IGNORABLE = frozenset(
     layernorm_linear_attention_alpha layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta
     full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor
     mlp_beta_factor z_loss_coefficient logits_soft_cap w_init_variance_scale final_w_init_variance_scale
+    moe_capacity mla_scale_q_lora mla_scale_kv_lora need_fp32_gate
     """.split()
 )
 

@@ -64,9 +64,9 @@ def number_at(f: Fields, key: str, default: float) -> float:
     return value
 
 
-def only(f: Fields, key: str, value: Any, default: Any = None) -> None:
-    """Refuse any value of a key but the one that is counted here."""
-    f.choice(key, f.raw(key, value if default is None else default), (value,))
+def only(f: Fields, key: str, value: Any) -> None:
+    """Refuse any value of a key but the one that is counted here; absent or null is that one."""
+    f.choice(key, f.raw(key, value), (value,))
 
 
 def free(f: Fields, *keys: str) -> None:
@@ -117,6 +117,7 @@ def indices_of(b: Builder, key: str) -> list[int]:
 
 
 def divided(f: Fields, what: str, whole: int, parts: int) -> int:
+    """The size of each of so many equal parts; `what` names them where they are not equal."""
     if whole % parts:
         raise ConfigError(f"{f.where}{what}: {whole} is no multiple of {parts}")
     return whole // parts

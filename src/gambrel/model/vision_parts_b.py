@@ -1,4 +1,4 @@
-"""Towers over pictures: how many rows each stage of a tower has for a number of media tokens, and what is idle.
+"""Towers over pictures: rows of each stage for a number of media tokens, what is idle, and the towers themselves.
 
 m  media tokens of a sequence     r  rows of a stage     P  rows of one picture (or of one window)
 d  width of the tower     n_h  heads     s  side of a window in patches

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from gambrel.model.builder import Custom, Family, Nested
 
 #: Modules of this package, the most asked for first; each is loaded when a model type is not in those before.
-MODULES = ("decoders", "dense", "moe", "compressed", "vision_a", "encdec", "vision_b", "vision_gemma", "hybrid", "speech", "vision_moe")
+MODULES = (
+    "decoders",
+    "dense",
+    "moe",
+    "compressed",
+    "vision_a",
+    "encdec",
+    "vision_b",
+    "vision_gemma",
+    "hybrid",
+    "linear",
+    "speech",
+    "vision_moe",
+)
 
 
 def _modules() -> Iterator[ModuleType]:

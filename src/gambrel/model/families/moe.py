@@ -49,7 +49,7 @@ class Heads:
 def grouped(b: Builder, layer: Layer, path: str, h: Heads) -> Attention:
     """Grouped-query attention of the given shape, with the layer's window or chunk."""
     if h.n % h.n_kv:
-        raise ConfigError(f"{h.n} attention heads for {h.n_kv} KV heads; accepted is a multiple")
+        raise ConfigError(f"num_attention_heads of {path} is {h.n} for {h.n_kv} KV heads; accepted is a multiple")
     shapes = (("q_proj", h.n * h.d_qk, h.n), ("k_proj", h.n_kv * h.d_qk, h.n_kv), ("v_proj", h.n_kv * h.d_v, h.n_kv))
     projections = tuple(
         b.linear(f"{path}.{name}", "attention", b.hidden, width, h.qkv_bias, ways) for name, width, ways in shapes
@@ -137,6 +137,7 @@ def _llama4_attention(b: Builder, layer: Layer, path: str) -> Part:
 def _bailing_attention(b: Builder, layer: Layer, path: str) -> Part:
     """One matrix for queries, keys and values; module names of GPT-NeoX."""
     f, path = b.fields, path.replace("self_attn", "attention")
+    f.choice("multi_gate", f.flag("multi_gate", False), (False,))
     width, all_biased = (b.n_heads + 2 * b.n_kv) * b.head_dim, f.flag("use_bias", False)
     bias = f.flag("use_qkv_bias", False) or all_biased
     qkv = b.linear(f"{path}.query_key_value", "attention", b.hidden, width, bias)
@@ -588,6 +589,7 @@ class LongcatBuilder(Builder):
         f = self.fields
         zero = f.whole("zero_expert_num", low=0)
         f.choice("zero_expert_type", f.text("zero_expert_type", "identity"), ("identity",))
+        f.choice("attention_method", f.text("attention_method", "MLA"), ("MLA",))
         part = self.moe(path, _spec("moe_intermediate_size")(self))
         every = part.n_experts + zero
         router = self.linear(f"{path}.router.classifier", "router", self.hidden, every, "router_bias", ways=1)

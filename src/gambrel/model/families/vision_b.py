@@ -155,7 +155,8 @@ _NO_COST = frozenset(
     tokenize_function layer_scale_init_value is_llama_config perceiver_config pixel_shuffle_factor num_patches
     backbone_config backbone_kwargs mlp_ratio do_image_splitting encoder_patch_size max_image_tokens max_num_patches
     max_pixels_tolerance max_tiles min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail
-    tokens_per_second alignment_activation_fn max_splits_per_img visual_indicator_token_ids depth projector_dropout
+    tokens_per_second video_seq_length projector_layernorm_eps
+    alignment_activation_fn max_splits_per_img visual_indicator_token_ids depth projector_dropout
     mtp_share_layers is_composition use_reentrant_checkpointing neftune_noise_alpha for_llm_compressor patch_size
     image_size projector_patch_to_query_dict conversation_formatter_class multimodal_max_length disable_tie_weight
     llm_attn_implementation use_indicators drop_cls_token max_value_projector_patch_to_query_dict
@@ -194,8 +195,7 @@ def _llava(
 ) -> tuple[Part, ...]:
     """LLaVA: two linears over the patches; vision_feature_layer may name several layers, whose rows are joined."""
     sight = _tower(top, b, read, kind, absent)
-    layers = top.raw("vision_feature_layer", -1)
-    joined = len(layers) if isinstance(layers, list) and layers else 1
+    joined = _feature_layers(top, 1)
     bias = top.flag("multimodal_projector_bias", True)
     chosen = top.text("vision_feature_select_strategy", strategy)
     extra = sight.classes - (top.choice("vision_feature_select_strategy", chosen, ("default", "full")) == "default")
@@ -206,6 +206,47 @@ def _llava(
     )
     rows = Rows((1, 1), sight.picture, extra)
     return (*sight.stages, _connect(b, "projector", parts, rows, b.hidden if newline else 0))
+
+
+def _feature_layers(top: Fields, default: int) -> int:
+    """How many layers of the tower the projector reads, joined."""
+    key = "vision_feature_layers" if top.has("vision_feature_layers") else "vision_feature_layer"
+    given = top.raw(key, None)
+    if given is None:
+        return default
+    layers = given if isinstance(given, list) else [given]
+    if not layers or any(type(x) is not int for x in layers):
+        raise ConfigError(f"{key} is {given!r:.60}; accepted is a layer's index or a list of them")
+    return len(layers)
+
+
+def _llava_video(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+    """LLaVA-NeXT-Video: as LLaVA-NeXT; rows of a video are pooled before the projector, which pictures' are not."""
+    top.choice("spatial_pool_mode", top.text("spatial_pool_mode", "average"), ("average", "max"))
+    top.used.add("spatial_pool_stride")
+    return _llava(top, b, read, "clip_vision_model", _CLIP_LARGE, "default", True)
+
+
+def _vipllava(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+    """ViP-LLaVA: the patches' rows of five layers joined, normed, and two linears."""
+    sight = _tower(top, b, read, "clip_vision_model", _CLIP_LARGE)
+    width = sight.width * _feature_layers(top, 5)
+    parts = (
+        Norm("projector_layernorm", width, b.base, True),
+        _project(b, "linear_1", width, b.hidden),
+        Elementwise("activation", b.hidden, 1, 1, 4),
+        _project(b, "linear_2", b.hidden, b.hidden),
+    )
+    return (*sight.stages, _connect(b, "projector", parts, Rows((1, 1), sight.picture, sight.classes - 1)))
+
+
+def _paligemma(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+    """PaliGemma: SigLIP and one linear; its prompt attends both ways, which is Step(causal=False)."""
+    absent = {**_SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27}
+    sight = _tower(top, b, read, "siglip_vision_model", absent)
+    out = top.choice("projection_dim", top.whole("projection_dim", 2048), (b.hidden,))
+    top.used.add("hidden_size")
+    return (*sight.stages, _connect(b, "projector", (_project(b, "linear", sight.width, out),), Rows()))
 
 
 def _internvl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
@@ -230,13 +271,16 @@ def _idefics(top: Fields, b: Builder, read: list[Fields], kind: str) -> tuple[Pa
     return (*sight.stages, _connect(b, "connector", (project,), Rows((1, joined))))
 
 
-def _aya(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
-    """Aya Vision: downsample_factor² patches are joined, normed, and pass a SwiGLU (linear_1 is both halves)."""
-    sight = _tower(top, b, read, "siglip_vision_model", {**_SO400M, "image_size": 384, "num_attention_heads": 14})
+def _aya(top: Fields, b: Builder, read: list[Fields], absent: Mapping[str, Any], older: bool) -> tuple[Part, ...]:
+    """Aya Vision, Command A Vision: downsample_factor² patches are joined and pass a SwiGLU (linear_1 is both halves).
+
+    The older one has a norm in front.
+    """
+    sight = _tower(top, b, read, "siglip_vision_model", absent)
     joined = top.whole("downsample_factor", 2) ** 2
-    width, inner = sight.width * joined, top.whole("alignment_intermediate_size", b.hidden)
+    width, inner = sight.width * joined, top.whole("alignment_intermediate_size", b.hidden if older else 36_864)
     parts = (
-        Norm("layernorm", width, b.base, True),
+        *((Norm("layernorm", width, b.base, True),) if older else ()),
         _project(b, "linear_1", width, inner),
         Elementwise("activation", inner // 2, 2, 1, 4),
         _project(b, "linear_2", inner // 2, b.hidden),
@@ -735,6 +779,8 @@ _SO400M = {
     "num_attention_heads": 16,
     "vision_use_head": False,
 }
+_AYA = {**_SO400M, "num_attention_heads": 14}
+_COMMAND_A = {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27}
 #: Keys at the top of a Fuyu config that are not the text model's.
 FUYU_OWN = frozenset(
     "architectures image_size patch_size num_channels text_config model_type tie_word_embeddings torch_dtype dtype "
@@ -759,7 +805,11 @@ CUSTOM: dict[str, Custom] = {
     "internvl": _custom("qwen2", _internvl),
     "idefics3": _custom("llama", partial(_idefics, kind="idefics3_vision")),
     "smolvlm": _custom("llama", partial(_idefics, kind="smolvlm_vision")),
-    "aya_vision": _custom("cohere2", _aya, tied=True),
+    "llava_next_video": _custom("llama", _llava_video, either=True),
+    "vipllava": _custom("llama", _vipllava),
+    "paligemma": _custom("gemma", _paligemma, tied=True),
+    "aya_vision": _custom("cohere2", partial(_aya, absent=_AYA, older=True), tied=True),
+    "cohere2_vision": _custom("cohere2", partial(_aya, absent=_COMMAND_A, older=False), tied=True),
     "lfm2_vl": _custom("lfm2", _lfm2_vl, tied=True),
     "janus": _custom("llama", _janus_parts),
     "deepseek_vl": _custom("llama", _deepseek_vl),
@@ -781,6 +831,10 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "InternVLForConditionalGeneration": ("internvl",),
     "Idefics3ForConditionalGeneration": ("idefics3",),
     "SmolVLMForConditionalGeneration": ("smolvlm",),
+    "LlavaNextVideoForConditionalGeneration": ("llava_next_video",),
+    "VipLlavaForConditionalGeneration": ("vipllava",),
+    "PaliGemmaForConditionalGeneration": ("paligemma",),
+    "Cohere2VisionForConditionalGeneration": ("cohere2_vision",),
     "AyaVisionForConditionalGeneration": ("aya_vision",),
     "Lfm2VlForConditionalGeneration": ("lfm2_vl",),
     "JanusForConditionalGeneration": ("janus",),

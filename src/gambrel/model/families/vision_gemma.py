@@ -357,7 +357,8 @@ def _assistant(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]
         last=lambda b: _assistant_last(b, top, wide),
     )
     inner = Fields(data, family.names, family.defaults, f.where)
-    b = Builder(family, inner, precision, top.flag("tie_word_embeddings", True))
+    below = inner.flag("tie_word_embeddings", True)
+    b = Builder(family, inner, precision, top.flag("tie_word_embeddings", below))
     arch = b.arch()
     unread = inner.unread()
     note = ("drafts for a target model whose cache it reads: that cache is not counted here",)
