@@ -83,15 +83,15 @@ def test_gpt_oss_windowed_and_reserved():
 def test_gpt_oss_120b_receipt():
     """An engine reported 5.38 GiB = 78,384 tokens."""
     model = gambrel.load_model("gpt-oss-120b")
-    assert model.kv_bytes_per_token == 73_728
-    assert 78_384 * model.kv_bytes_per_token / GIB == pytest.approx(5.38, abs=0.005)
+    assert model.kv_bytes_per_token == model.kv_bytes_per_token_reserved == 73_728
+    assert 78_384 * model.kv_bytes_per_token_reserved / GIB == pytest.approx(5.38, abs=0.005)
 
 
 def test_gemma_4_receipt():
     """An engine reported 24.54 GiB = 26,800 tokens."""
     model = gambrel.load_model("gemma-4-31b")
-    assert model.kv_bytes_per_token == 983_040
-    assert 26_800 * model.kv_bytes_per_token / GIB == pytest.approx(24.54, abs=0.005)
+    assert model.kv_bytes_per_token_reserved == 983_040
+    assert 26_800 * model.kv_bytes_per_token_reserved / GIB == pytest.approx(24.54, abs=0.005)
 
 
 @pytest.mark.parametrize(("batch", "expected_ms"), [(8, 9.64), (64, 33.15)])

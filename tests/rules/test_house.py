@@ -27,7 +27,8 @@ ALLOWED = {
     "hardware": BASE,
     "cost": BASE | {"plots", "model", "hardware"},
     "show": BASE | {"plots"},
-    "api": BASE | {"plots", "model", "hardware", "cost", "show"},
+    "measure": BASE | {"plots", "hardware"},
+    "api": BASE | {"plots", "model", "hardware", "cost", "measure", "show"},
     "__init__": {"api", "hardware", "types"},
     "__main__": {"cli"},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gambrel.model.arch import kv_bytes_per_token, state_bytes
+from gambrel.model.arch import reserved_bytes_per_token, state_bytes
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -48,9 +48,9 @@ class Capacity:
         return self.usable_bytes * self.utilization - self.weights_bytes - self.reserve_bytes
 
     def sequence_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
-        """Cache of one sequence on one device; `reserved` counts window layers at full length."""
+        """Cache of one sequence on one device; `reserved` as a paged engine sets aside."""
         source = context_tokens if self.source_tokens is None else self.source_tokens
-        return state_bytes(self.caches, context_tokens, self.tp, not reserved, source)
+        return state_bytes(self.caches, context_tokens, self.tp, reserved, source)
 
     def missing_bytes(self, batch: Num, context_tokens: Num) -> Num:
         """What a batch needs beyond the budget; zero or less where it fits."""
@@ -66,8 +66,8 @@ class Capacity:
         return max(int(self.budget_bytes // each), 0) if each else 0
 
     def max_tokens(self) -> int:
-        """Tokens of KV in the budget as a paged engine reserves them, window layers at full length."""
-        each = kv_bytes_per_token(self.caches, self.tp)
+        """Tokens of KV in the budget as a paged engine reserves them."""
+        each = reserved_bytes_per_token(self.caches, self.tp)
         return max(int(self.budget_bytes // each), 0) if each else 0
 
     def max_context(self, batch: int, limit: int = 2**40) -> int:

@@ -69,6 +69,7 @@ def model_dict(model: Model) -> dict[str, Any]:
         "weight_bytes_resident": model.weight_bytes(),
         "weight_bytes_streamed": model.weight_bytes(streamed_only=True),
         "kv_bytes_per_token": model.kv_bytes_per_token,
+        "kv_bytes_per_token_reserved": model.kv_bytes_per_token_reserved,
         "fixed_state_bytes": model.fixed_state_bytes,
         "max_context_tokens": model.arch.max_context,
         "n_layers": model.arch.n_layers,

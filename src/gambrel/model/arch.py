@@ -135,26 +135,43 @@ def kv_bytes_per_token(caches: Iterable[tuple[Cache, int]], tp: int = 1) -> Num:
     return total(_part_of(cache.bytes_per_token * count, tp, cache.ways) for cache, count in caches)
 
 
+def reserved_bytes_per_token(caches: Iterable[tuple[Cache, int]], tp: int = 1) -> Num:
+    """Bytes a paged engine sets aside for one more token: every growing layer gets a page of the widest layer's size.
+
+    Engines page all layers alike, so window layers keep full-length pages and narrow layers wide ones.
+    """
+    growing = [(_part_of(cache.bytes_per_token, tp, cache.ways), n) for cache, n in caches if cache.bytes_per_token]
+    return max((size for size, _ in growing), default=0) * sum(n for _, n in growing)
+
+
 def state_bytes(
     caches: Iterable[tuple[Cache, int]],
     context_tokens: Num,
     tp: int = 1,
-    windowed: bool = True,
+    reserved: bool = False,
     source_tokens: Num = 0,
 ) -> Num:
-    """Bytes that one sequence of `context_tokens` keeps; windowed layers keep min(s, W) tokens, or s as reserved.
+    """Bytes that one sequence of `context_tokens` keeps: windowed layers min(s, W) tokens; or what is reserved for it.
 
     source_tokens: length of the encoder's input, whose keys and values cross-attention keeps [token].
     """
+    caches = list(caches)
+    if reserved:
+        pages = context_tokens * reserved_bytes_per_token(caches, tp)
+        return pages + total(_part_of(_beside(cache, source_tokens) * n, tp, cache.ways) for cache, n in caches)
     return total(
-        _part_of(_cache_bytes(cache, context_tokens, windowed, source_tokens) * count, tp, cache.ways)
-        for cache, count in caches
+        _part_of((_growing(cache, context_tokens) + _beside(cache, source_tokens)) * n, tp, cache.ways)
+        for cache, n in caches
     )
 
 
-def _cache_bytes(cache: Cache, context_tokens: Num, windowed: bool, source_tokens: Num) -> Num:
-    kept = context_tokens if cache.window is None or not windowed else minimum(context_tokens, cache.window)
-    return cache.bytes_per_token * kept + cache.source_bytes_per_token * source_tokens + cache.fixed_bytes
+def _growing(cache: Cache, context_tokens: Num) -> Num:
+    kept = context_tokens if cache.window is None else minimum(context_tokens, cache.window)
+    return cache.bytes_per_token * kept
+
+
+def _beside(cache: Cache, source_tokens: Num) -> Num:
+    return cache.source_bytes_per_token * source_tokens + cache.fixed_bytes
 
 
 def possible_tp(arch: Arch) -> list[int]:

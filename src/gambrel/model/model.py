@@ -83,17 +83,22 @@ class Model:
         """Cache bytes of one token, every layer counted as growing [byte]."""
         return totals.kv_bytes_per_token(self.caches)
 
+    @cached_property
+    def kv_bytes_per_token_reserved(self) -> Num:
+        """What a paged engine sets aside for one token: every layer a page of the widest layer's size [byte]."""
+        return totals.reserved_bytes_per_token(self.caches)
+
     def weight_bytes(self, streamed_only: bool = False, tp: int = 1) -> Num:
         """Resident weights on one of `tp` devices, or only those that a step of text reads [byte]."""
         return totals.weight_bytes(self.tensors, streamed_only, tp)
 
     def state_bytes(self, context_tokens: Num, reserved: bool = False) -> Num:
-        """Cache of one sequence [byte]; `reserved` counts window layers at full length.
+        """Cache of one sequence [byte]; `reserved` as a paged engine sets aside for it.
 
         An encoder's source is as long as the model always has it, or as the context.
         """
         source = self.arch.source_tokens or context_tokens
-        return totals.state_bytes(self.caches, context_tokens, windowed=not reserved, source_tokens=source)
+        return totals.state_bytes(self.caches, context_tokens, reserved=reserved, source_tokens=source)
 
     @property
     def fixed_state_bytes(self) -> Num:
