@@ -13,6 +13,7 @@ import re
 import runpy
 import shlex
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ DOCUMENTS = {
     "crossover": [("crossover", model, *DEVICE) for model in MODELS],
     "fit": [("fit", model, *DEVICE) for model in MODELS],
     "request": [("request", model, *DEVICE) for model in MODELS],
+    "compare": [("compare", model, *DEVICE, "--measured", "100ms") for model in MODELS],
     "models": [("models",)],
     "devices": [("devices",)],
     "devices DEVICE": [("devices", "h100-sxm")],
@@ -186,7 +188,7 @@ def family_list():
     """Every model type, by the module that has it."""
     from gambrel.model import families
 
-    for module in families._modules():
+    for module in (import_module(f"gambrel.model.families.{name}") for name in families.MODULES):
         tables = (getattr(module, name, {}) for name in ("FAMILIES", "NESTED", "CUSTOM"))
         types = ", ".join(f"`{name}`" for name in sorted({name for table in tables for name in table}))
         entry = f"* **{module.__doc__.splitlines()[0].rstrip('.')}**: {types}."

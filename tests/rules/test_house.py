@@ -60,7 +60,7 @@ def test_imports_point_one_way(path):
         return
     for name in runtime_imports(ast.parse(path.read_text())):
         target = name.split(".")[1] if "." in name else "__init__"
-        assert target == own or target in ALLOWED[own] or (own == "show" and name == "gambrel.cost.documents"), name
+        assert target == own or target in ALLOWED[own], name
 
 
 def test_nobody_imports_the_command_line():
@@ -133,6 +133,13 @@ def test_the_catalogue_is_made_of_its_toml_files():
     from gambrel.hardware.catalogue import catalogue
 
     assert catalogue() == collect(), "run python -m gambrel.hardware.build"
+
+
+def test_the_index_is_made_of_the_family_modules():
+    from gambrel.model.families.build import text
+
+    written = (SRC / "model" / "families" / "index.py").read_text()
+    assert written == text(), "run python -m gambrel.model.families.build"
 
 
 def devices():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import os
 import re
 import sys
 import zlib
@@ -450,6 +451,8 @@ def read_trace(path: str, limits: Limits | None = None) -> Trace:
     collector = _Collector(limits)
     warnings = []
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise TraceError(f"{path} is no file")
         with open(path, "rb") as file:
             text = _Text(file, limits)
             try:

@@ -47,6 +47,7 @@ def describe(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
     """Metadata of a measurement on `device` ("cpu" or "cuda:0"): machine, versions, clocks, git revision."""
     facts = hardware_facts()
     gpu = gpu_facts(device) if device.startswith("cuda") else None
+    uuid = str(gpu.pop("uuid")) if gpu else ""
     return {
         "machine": machine_id({**facts, "gpu": gpu and {key: gpu[key] for key in ("name", "memory_bytes")}}),
         "device": gpu["name"] if gpu else facts["cpu"],
@@ -55,7 +56,7 @@ def describe(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         "threads": threads,
         "cpu_mhz": _cpu_mhz(),
         "gpu": gpu,
-        "gpu_state": gpu_state(str(gpu["uuid"])) if gpu else None,
+        "gpu_state": gpu_state(uuid) if gpu else None,
         "os": f"{platform.system()} {platform.release()}",
         "versions": versions(),
         "git_revision": git_revision(),

@@ -85,22 +85,42 @@ def store_path() -> str:
 def append(measurement: Measurement, path: str | None = None) -> str:
     """Add a record, whole or not at all: one line, one write, flushed to disk. Returns the file's path.
 
-    A file that ends in half a line, left by a crash, gets its own line end first, so that the new record stays whole.
+    A write that fails is cut off again. A file that ends in half a line, left by a crash, gets its own line end first,
+    so that the new record stays whole.
     """
     path = path or store_path()
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     line = json.dumps(measurement.to_dict(), allow_nan=False, sort_keys=True) + "\n"
     try:
-        with open(path, "ab+") as file:
-            if file.tell():
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "ab+", buffering=0) as file:
+            _lock(file)
+            size = file.seek(0, os.SEEK_END)
+            if size:
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                _write(file, line.encode())
+            except BaseException:
+                file.truncate(size)
+                raise
     except OSError as error:
         raise RecordError(f"cannot write the record to {path}: {error}") from None
     return path
+
+
+def _write(file: Any, data: bytes) -> None:
+    if file.write(data) != len(data):
+        raise OSError("only part of it could be written")
+    os.fsync(file.fileno())
+
+
+def _lock(file: Any) -> None:
+    """Keep other writers out until the file is closed, where the system can."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def read_all(path: str | None = None) -> tuple[list[Measurement], list[str]]:

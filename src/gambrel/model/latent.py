@@ -18,7 +18,8 @@ class LatentAttention(Part):
 
     queries: projections before the heads, with their norm between, or one where queries are not compressed.
     kv_down: hidden to latent + rotary key. kv_up: latent to every head's keys and values. latent: width of the
-    latent; d_nope, d_rope, d_v: widths of a head. form: "cheaper" of the two, or "expanded" always. Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    latent; d_nope, d_rope, d_v: widths of a head. form: "cheaper" of the two, or "expanded" always.
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
 
     queries: tuple[Linear | Norm, ...]

@@ -121,7 +121,7 @@ def _entry(top: Fields) -> tuple[str, Family | Nested | Custom]:
         hint = "".join(f'; architectures says {name}: if so, add "model_type"' for name in names[:1])
         raise ConfigError(f"missing key model_type{hint}; `gambrel models --types` lists those that gambrel knows")
     for name in names:
-        types = belongs(name, model_type)
+        types = belongs(name)
         if types and model_type not in types:
             raise ConfigError(
                 f"contradictory config: architectures is {name}, which is a {' or '.join(types)} model, "

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from gambrel.model.families.index import ARCHITECTURES, HOMES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
     from gambrel.model.builder import Custom, Family, Nested
 
-#: Modules of this package, the most asked for first; each is loaded when a model type is not in those before.
+#: Modules of this package, the first of two that have a type wins; index.py says which to load (see build.py).
 MODULES = (
     "decoders",
     "dense",
@@ -34,32 +33,26 @@ MODULES = (
 )
 
 
-def _modules() -> Iterator[ModuleType]:
-    for name in MODULES:
-        yield import_module(f"gambrel.model.families.{name}")
+#: Tables of a module, in the order in which a type is looked up.
+TABLES = ("FAMILIES", "NESTED", "CUSTOM")
 
 
 def find(model_type: str) -> Family | Nested | Custom | None:
     """The row of a model type, or None for a type that no table has."""
-    for module in _modules():
-        for table in ("FAMILIES", "NESTED", "CUSTOM"):
-            if model_type in getattr(module, table, ()):
-                entry: Family | Nested | Custom = getattr(module, table)[model_type]
-                return entry
-    return None
+    home = HOMES.get(model_type)
+    if home is None:
+        return None
+    module = import_module(f"gambrel.model.families.{home}")
+    tables = (getattr(module, table, {}) for table in TABLES)
+    entry: Family | Nested | Custom = next(table[model_type] for table in tables if model_type in table)
+    return entry
 
 
 def known() -> list[str]:
     """Every model type that can be read."""
-    tables = ("FAMILIES", "NESTED", "CUSTOM")
-    return sorted({name for module in _modules() for table in tables for name in getattr(module, table, ())})
+    return list(HOMES)
 
 
-def belongs(architecture: str, model_type: str) -> tuple[str, ...]:
-    """The model types that a class name goes with; empty where no table has it. Stops early where they agree."""
-    types: tuple[str, ...] = ()
-    for module in _modules():
-        types += getattr(module, "ARCHITECTURES", {}).get(architecture, ())
-        if model_type in types:
-            break
-    return types
+def belongs(architecture: str) -> tuple[str, ...]:
+    """The model types that a class name goes with; empty where no table has it."""
+    return ARCHITECTURES.get(architecture, ())
