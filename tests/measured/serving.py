@@ -9,7 +9,9 @@ from functools import lru_cache
 from rows import Row, device, pooled, records
 
 from gambrel import Step, load_model
+from gambrel.cost.report import step_ops
 from gambrel.cost.request import sum_over
+from gambrel.cost.roofline import demand, step_bound
 
 UNKNOWN_MODEL = "model not bundled"
 UNKNOWN_DEVICE = "device not in the catalogue"
@@ -35,7 +37,9 @@ class Place:
 @lru_cache(None)
 def step_s(name, dtypes, place, batch, new, context):
     """The least bound of one step [s]; dtypes: of weights, cache and products, None as in the config."""
-    return model(name, *dtypes).bound(Step(batch, new, context), place.device, place.tp).time_s
+    # step_ops and not Model.bound: engines also split by other means than tensor parallelism, over any number.
+    ops = step_ops(model(name, *dtypes), place.device, Step(batch, new, context), place.tp)
+    return step_bound(demand(ops), place.device).time_s
 
 
 @lru_cache(None)
