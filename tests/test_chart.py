@@ -1,4 +1,4 @@
-"""The roofline chart: where labels go, what the specification says, and that files are whole and offline."""
+"""The roofline chart: what it shows, what the specification says, and that files are whole and offline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gambrel.show import chart
-from gambrel.show.chart import Anchor, Box, Plane, Stroke, place_labels, roofline_chart
 from gambrel.plots import Point, Roof, RooflinePlot
+from gambrel.show import chart
+from gambrel.show.chart import roofline_chart
+from gambrel.show.labels import Plane, place_labels, roof_notes
 from gambrel.types import GambrelError
 
 H100 = Roof("H100 SXM", "bf16", 989e12, 3.35e12)
@@ -64,108 +63,23 @@ def texts(spec):
     return [row["text"] for row in rows(spec) if "text" in row]
 
 
-# Placing labels
-
-
-def assert_placed_well(anchors, labels, frame, taken=()):
-    boxes = [label.box for label in labels if label]
-    assert all(box.within(frame) for box in boxes)
-    assert not any(a.overlaps(b) for a, b in itertools.combinations([*boxes, *taken], 2) if a in boxes or b in boxes)
-    assert not any(box.touches(a.x, a.y, max(a.radius, 1)) for box in boxes for a in anchors)
-    leaders = [label.leader for label in labels if label and label.leader]
-    assert not any(leader.crosses(box) for leader in leaders for box in [*boxes, *taken])
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 600), st.floats(0, 300), st.floats(2, 18), st.text("abcdefg_", min_size=1, max_size=18)),
-        max_size=18,
-    )
-)
-def test_no_label_overlaps_another_a_mark_or_the_edge(marks):
-    frame = Box(0, 0, 600, 300)
-    taken = [Box(250, 100, 350, 120)]
-    anchors = [Anchor(x, y, radius, (text,), radius) for x, y, radius, text in marks]
-    labels = place_labels(anchors, frame, taken, [Stroke(0, 300, 300, 0)])
-    assert len(labels) == len(anchors)
-    assert_placed_well(anchors, labels, frame, taken)
-
-
-def test_a_lone_mark_has_its_label_close_and_without_a_leader():
-    (label,) = place_labels([Anchor(100, 100, 5, ("attention",))], Box(0, 0, 300, 200))
-    assert label is not None
-    assert label.leader is None
-    assert label.align == "left"
-    assert label.box.touches(100, 100, 5 + 4)
-
-
-def test_a_mark_in_a_corner_turns_its_label_inwards():
-    (label,) = place_labels([Anchor(295, 5, 5, ("attention",))], Box(0, 0, 300, 200))
-    assert label is not None
-    assert label.box.x1 < 295
-
-
-def test_a_displaced_label_has_a_leader_from_its_mark():
-    anchors = [Anchor(150 + 8 * i, 100, 4, (f"operator {i}",), i) for i in range(6)]
-    labels = place_labels(anchors, Box(0, 0, 400, 200))
-    assert all(labels)
-    far = [(a, label.leader) for a, label in zip(anchors, labels, strict=True) if label and label.leader]
-    assert far
-    assert all(math.hypot(leader.x0 - a.x, leader.y0 - a.y) == pytest.approx(a.radius) for a, leader in far)
-
-
-def test_labels_keep_off_lines_where_they_can():
-    line = Stroke(0, 100, 300, 100)
-    (label,) = place_labels([Anchor(150, 100, 5, ("attention",))], Box(0, 0, 300, 200), (), [line])
-    assert label is not None
-    assert not line.crosses(label.box)
-
-
-def test_without_room_there_is_no_label_and_the_same_input_gives_the_same_places():
-    anchors = [Anchor(20, 10, 5, ("a label far too long for the frame",))]
-    assert place_labels(anchors, Box(0, 0, 40, 20)) == (None,)
-    many = [Anchor(40 * i, 90, 4, (f"name {i}",)) for i in range(1, 9)]
-    assert place_labels(many, Box(0, 0, 400, 200)) == place_labels(many, Box(0, 0, 400, 200))
+# Domains, marks and labels
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("width", "height"), [(760, 460), chart.PHONE, chart.SMALLEST])
-def test_a_crowd_of_thirty_points_is_placed_well(seed, width, height):
+def test_a_crowd_of_thirty_points_is_placed_well(seed, width, height, assert_placed_well):
     shape = plot(*crowd(seed), roofs=(H100, A100))
     points, _ = chart.usable(shape.points)
     layout = chart._layout(shape, points, [], width, height)
     marks = chart.anchors(chart.combined(points, layout.plane), layout.plane, layout.largest, layout.size)
-    notes = chart.roof_notes(layout.plane, shape.roofs, marks, layout.size)
+    notes = roof_notes(layout.plane, shape.roofs, marks, layout.size)
     taken = [box for note in notes for box in note.boxes]
     labels = place_labels(marks, layout.plane.box, taken, (), layout.size)
     assert all(box.within(layout.plane.box) for box in taken)
     for a, b in itertools.combinations(notes, 2):
         assert not any(p.overlaps(q) for p in a.boxes for q in b.boxes)
     assert_placed_well(marks, labels, layout.plane.box, taken)
-
-
-@pytest.mark.parametrize(
-    ("labels", "merged"),
-    [
-        (["qkv_proj"], "qkv_proj"),
-        (["gate", "up", "down", "up"], "gate, up, down"),
-        (["batch 64", "batch 1", "batch 8"], "batch 1…64"),
-        (["batch 8", "prefill 8"], "batch 8, prefill 8"),
-    ],
-)
-def test_labels_of_coinciding_marks_merge(labels, merged):
-    assert chart.merge_labels(labels) == merged
-
-
-def test_a_long_label_is_shortened_but_says_how_many():
-    lines = chart._shortened(", ".join(f"operator_{i}" for i in range(9)), 11, 150)
-    assert len(lines) == 2
-    assert re.search(r"\+\d more$", lines[-1])
-    assert all(chart.text_width(line, 11) <= 150 for line in (*lines, *chart._shortened("x" * 90, 11, 150)))
-
-
-# Domains and geometry
 
 
 @pytest.mark.parametrize("roofs", [(H100,), (H100, A100), (H100, H200, H100_FP8)])
@@ -179,13 +93,6 @@ def test_neither_slope_nor_ceiling_nor_point_is_cut(roofs, points):
     assert all(x0 < p.intensity_flop_per_byte < x1 and y0 < p.rate_flops_per_s < y1 for p in points)
     assert len(chart._powers(x0, x1, 9)) >= 2
     assert len(chart._powers(y0, y1, 9)) >= 2
-
-
-def test_pixels_and_data_are_inverse():
-    plane = Plane(600, 300, 0.5, 1e4, 1e12, 5e15)
-    back = plane.data(plane.px(295), plane.py(989e12))
-    assert back["intensity"] == pytest.approx(295)
-    assert back["rate"] == pytest.approx(989e12)
 
 
 def test_area_is_proportional_to_share_with_a_floor_and_alike_for_both_shapes():

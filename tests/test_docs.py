@@ -16,6 +16,7 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
+import endpoints
 import pytest
 
 import gambrel
@@ -121,6 +122,19 @@ DOCUMENTS = {
     "fit": [("fit", model, *DEVICE) for model in MODELS],
     "request": [("request", model, *DEVICE) for model in MODELS],
     "compare": [("compare", model, *DEVICE, "--measured", "100ms") for model in MODELS],
+    "compare --file RESULTS": [("compare", "llama-3-8b", *DEVICE, "--file", "result.json")],
+    "compare --file LOG": [("compare", "llama-3-8b", *DEVICE, "--file", "server.log")],
+    "mfu": [("mfu", model, *DEVICE, "--tokens-per-s-per-device", "100") for model in MODELS],
+    "train": [("train", model, "--tokens", "1T", "--devices", "8xh200") for model in MODELS],
+    "run": [
+        ("run", "tiny.json", "--quick", "--engine=torch", "--prompt=8", "--context=8", "--file=x.jsonl", "--counters")
+    ],
+    "calibrate": [("calibrate", "--device=cpu", "--quick", "--datasheet=cpu-epyc-9654", "-o", "x.toml")],
+    "runs": [("runs", "--file", "runs.jsonl")],
+    "runs ID": [("runs", "a1", "--file", "runs.jsonl")],
+    "runs ID ID": [("runs", "a1", "b2", "--file", "runs.jsonl")],
+    "probe": [("probe", "URL", "--input=100", "--output=5", "--requests=4", "--no-record", "--model=gpt2", *DEVICE)],
+    "profile": [("profile", "--trace", "trace.json", "--device", "h100-sxm")],
     "models": [("models",)],
     "devices": [("devices",)],
     "devices DEVICE": [("devices", "h100-sxm")],
@@ -156,14 +170,28 @@ def test_every_document_has_a_section():
     assert {lines[0][0] for lines in DOCUMENTS.values()} == set(COMMANDS)
 
 
+@pytest.fixture
+def served(section):
+    """The address that URL stands for: a stub server whose every fourth request fails, with metrics of its own."""
+    if section != "probe":
+        yield "no server"
+        return
+    pytest.importorskip("httpx2", reason="needs httpx2 (pip install gambrel[probe])")
+    with endpoints.serve(endpoints.partly, endpoints.METRICS) as server:
+        yield server.url
+
+
 @pytest.mark.parametrize("section", DOCUMENTS)
 @pytest.mark.parametrize("page", [DOCS / "json.md"], ids=[""])
-def test_every_key_is_documented_and_exists(section, page, beside, run):
-    if section == "verify":
+def test_every_key_is_documented_and_exists(section, page, beside, served, run):
+    if section in ("verify", "run"):
         pytest.importorskip("torch", reason="needs CPU PyTorch (pip install gambrel[oracle])")
         pytest.importorskip("transformers", reason="needs transformers (pip install gambrel[oracle])")
+    if section == "calibrate":
+        pytest.importorskip("torch", reason="needs PyTorch (pip install gambrel[torch])")
     printed = set()
     for line in DOCUMENTS[section]:
+        line = [served if word == "URL" else word for word in line]
         printed.update(paths(json.loads(run(shlex.join(["gambrel", *line, "--format", "json"])))))
     keys = documented()[section]
     assert len(keys) == len(set(keys))

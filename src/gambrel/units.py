@@ -28,6 +28,7 @@ SPELLINGS = {
     "s": ("s", "sec"),
     "W": ("W",),
     "token": ("", "token", "tokens"),
+    "count": ("",),
     "1": ("",),
 }
 
@@ -79,6 +80,8 @@ def _scales(unit: str) -> dict[str, float]:
     prefixes: dict[str, float] = dict(SUBUNITS) if unit == "s" else {**SI, **BINARY}
     if unit == "token":
         prefixes = {"": 1, "k": 1024, "K": 1024, "M": 1024**2}
+    if unit == "count":
+        prefixes = {**SI, "B": 10**9}
     if unit == "1":
         prefixes = {"": 1}
     table = {prefix + name: scale for name in SPELLINGS[unit] for prefix, scale in prefixes.items()}
@@ -94,6 +97,7 @@ def _example(unit: str) -> str:
         "s": "3.43ms or 0.00343",
         "W": "700W",
         "token": "8192, 8K or 128K",
+        "count": "15T, 300B or 15e12",
         "1": "0.9 or 90%",
     }[unit]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import gambrel
 from gambrel import Step, load_device
 from gambrel.api import Model
-from gambrel.cost.roofline import demand, shard
+from gambrel.cost.parallel import shard
+from gambrel.cost.roofline import demand
 from gambrel.model.reader import read_config
 from gambrel.types import Cost, WorkloadError
 

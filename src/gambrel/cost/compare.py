@@ -40,12 +40,21 @@ class Conditions:
     """What is known of the run beside its time.
 
     launch_s: time spent launching, by measurement or profile [s]. mem_bytes_per_s: bandwidth that the machine really
-    reaches, calibrated [byte/s]. comm_s: communication [s]. None where unknown: no number is made up for it.
+    reaches, calibrated [byte/s]. comm_s: communication [s]. ceilings: the whole machine as calibrated. None where
+    unknown: no number is made up for it.
     """
 
     launch_s: float | None = None
     mem_bytes_per_s: float | None = None
     comm_s: float | None = None
+    ceilings: Device | None = None
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """As given, or as calibrated [byte/s]."""
+        if self.mem_bytes_per_s is not None or self.ceilings is None:
+            return self.mem_bytes_per_s
+        return self.ceilings.mem_bytes_per_s
 
 
 @frozen
@@ -69,7 +78,10 @@ class Suggestion:
 
 @frozen
 class Comparison:
-    """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s."""
+    """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s.
+
+    measured_ceiling_s: the bound at the machine's measured ceilings, None where none were given.
+    """
 
     model_name: str
     device_id: str
@@ -80,6 +92,7 @@ class Comparison:
     kv_bytes: float
     parts: tuple[Part, ...]
     suggestions: tuple[Suggestion, ...]
+    measured_ceiling_s: float | None = None
 
     @property
     def fraction(self) -> float:
@@ -115,6 +128,7 @@ def compare(
         need.kv_read_bytes + need.kv_write_bytes,
         parts,
         _suggestions(model, device, step, tp, parts),
+        step_bound(need, known.ceilings).time_s if known.ceilings else None,
     )
 
 
@@ -148,10 +162,7 @@ def _parts(ops: list[Op], device: Device, measured_s: float, known: Conditions) 
 
 
 def _on_top(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[str, float]) -> list[Part]:
-    parts = []
-    if known.mem_bytes_per_s is not None and known.mem_bytes_per_s < device.mem_bytes_per_s:
-        slower = limits_s["memory"] * (device.mem_bytes_per_s / known.mem_bytes_per_s - 1)
-        parts.append(Part("bandwidth below datasheet", slower, "measured", "by calibration of this machine"))
+    parts = _below_datasheet(ops, device, known, limits_s)
     traffic = sum(
         op_bound(op, device).time_s * op.count for op in ops if op.role in ("elementwise", "reduction", "movement")
     )
@@ -160,6 +171,20 @@ def _on_top(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[
         parts.append(Part("launches", known.launch_s, "measured", "eager minus graph, or gaps in a profile"))
     if known.comm_s is not None:
         parts.append(Part("communication", known.comm_s, "measured", "between devices"))
+    return parts
+
+
+def _below_datasheet(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[str, float]) -> list[Part]:
+    """What the bound grows by at measured ceilings: first by the bandwidth, then by the peaks."""
+    parts, floor, why = [], max(limits_s.values()), "by calibration of this machine"
+    rate = known.bandwidth_bytes_per_s
+    if rate is not None and rate < device.mem_bytes_per_s:
+        slower = max(limits_s["memory"] * device.mem_bytes_per_s / rate, floor) - floor
+        parts.append(Part("bandwidth below datasheet", slower, "measured", why))
+        floor = floor + slower
+    if known.ceilings is not None:
+        slower = max(step_bound(demand(ops), known.ceilings).limits_s["compute"], floor) - floor
+        parts.append(Part("arithmetic below datasheet", slower, "measured", why))
     return parts
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gambrel.cost.roofline import demand, numerics_for, shard, step_bound
+from gambrel.cost.parallel import shard
+from gambrel.cost.roofline import demand, numerics_for, step_bound
 from gambrel.cost.workload import decode_step
 from gambrel.types import Step
 from gambrel.values import frozen

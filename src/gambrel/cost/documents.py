@@ -6,21 +6,30 @@ from gambrel.cost.capacity import fit_rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from gambrel.cost.capacity import Capacity, Fit
     from gambrel.cost.compare import Comparison
     from gambrel.cost.crossover import Crossover
     from gambrel.cost.explain import Explanation
+    from gambrel.cost.others import Line, Row, Setup
     from gambrel.cost.report import Report
     from gambrel.cost.request import Request, Rig, Serving
+    from gambrel.cost.served import ServedBounds
+    from gambrel.cost.training import Fleet, Rate, TrainingRun, Utilisation, Work
     from gambrel.cost.verify import Verification
+    from gambrel.measure.against import Difference
+    from gambrel.measure.calibrate import Ceilings, Result
+    from gambrel.measure.logs import Receipt
+    from gambrel.measure.record import Measurement
+    from gambrel.measure.results import ServingResult
+    from gambrel.measure.run import Execution
     from gambrel.model.agreement import Agreement
     from gambrel.model.checkpoint import Checkpoint
     from gambrel.model.model import Model
     from gambrel.plots import Point, RooflinePlot
-    from gambrel.types import Device, Step
+    from gambrel.types import Bound, Device, Step
 
 #: Raised when a key changes its meaning or goes.
 SCHEMA_VERSION = 1
@@ -46,6 +55,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         },
         crossover=_crossing(report.crossover),
         fits_with_tp=report.fits_with_tp,
+        ceilings=report.ceilings.id if report.ceilings else None,
     )
 
 
@@ -248,6 +258,7 @@ def compare_dict(result: Comparison) -> dict[str, Any]:
         measured_s=result.measured_s,
         bound_s=result.bound_s,
         fraction=result.fraction,
+        measured_ceiling_s=result.measured_ceiling_s,
         binding=result.binding,
         weight_bytes=result.weight_bytes,
         kv_bytes=result.kv_bytes,
@@ -255,6 +266,154 @@ def compare_dict(result: Comparison) -> dict[str, Any]:
         parts=[dict(vars(part)) for part in result.parts],
         suggestions=[dict(vars(suggestion)) for suggestion in result.suggestions],
     )
+
+
+def results_dict(setup: Setup, rows: Sequence[Row], results: Sequence[ServingResult]) -> dict[str, Any]:
+    """The document of `gambrel compare --file` for a result file of a benchmark tool."""
+    runs = [{"run": index, **result.to_dict()} for index, result in enumerate(results, 1)]
+    for run in runs:
+        run.pop("not_comparable")  # said in the rows
+    return _document(
+        "compare_results",
+        model=setup.model.name,
+        device=setup.device.id,
+        tp=setup.tp,
+        rows=[{**vars(row), "fraction": row.fraction} for row in rows],
+        runs=runs,
+    )
+
+
+def receipt_dict(setup: Setup, lines: Sequence[Line], receipt: Receipt) -> dict[str, Any]:
+    """The document of `gambrel compare --file` for an engine's log."""
+    told = {**vars(receipt), "notes": list(receipt.notes)}
+    told["lines"] = [{"line": number, "text": text} for number, text in receipt.lines]
+    return _document(
+        "compare_receipt",
+        model=setup.model.name,
+        device=setup.device.id,
+        tp=receipt.tp or setup.tp,
+        utilization=setup.room.utilization,
+        rows=[dict(vars(line)) for line in lines],
+        receipt=told,
+    )
+
+
+def calibrate_dict(ceilings: Ceilings, path: str, datasheet: Device | None) -> dict[str, Any]:
+    """The document of `gambrel calibrate`."""
+    return _document(
+        "calibrate",
+        file=path,
+        device=ceilings.device,
+        datasheet=datasheet.id if datasheet else None,
+        busy=ceilings.busy,
+        notes=list(ceilings.notes),
+        left_out=list(ceilings.left_out),
+        ceilings=[_ceiling(name, result, datasheet) for name, result in ceilings.chosen.items()],
+        results=[
+            {**result.to_dict(), "values_s": list(result.timing.values_s), "warmups_s": list(result.timing.warmups_s)}
+            for result in ceilings.results
+        ],
+        metadata=dict(ceilings.metadata),
+    )
+
+
+def _ceiling(name: str, result: Result, datasheet: Device | None) -> dict[str, Any]:
+    """One ceiling beside the datasheet's figure, null where it has none."""
+    figure = None
+    if datasheet and result.kind == "product":
+        figure = datasheet.peak_flops_per_s.get(name)
+    elif datasheet and result.kind in ("read", "copy"):
+        figure = datasheet.mem_bytes_per_s
+    keys = ("kind", "kernel", "dtype", "shape", "threads", "rate", "median_s", "spread", "busy")
+    shown = {key: value for key, value in result.to_dict().items() if key in keys}
+    return {"name": name, **shown, "datasheet": figure, "of_datasheet": result.rate / figure if figure else None}
+
+
+def run_row(run: Measurement) -> dict[str, Any]:
+    """What a list of runs says of one; null where a record without values has no median."""
+    some = bool(run.values_s)
+    known = run.metadata
+    return {
+        "id": run.id,
+        "name": run.name,
+        "median_s": run.median_s if some else None,
+        "spread": run.spread if some else None,
+        "repeats": len(run.values_s),
+        "device": known.get("device"),
+        "machine": known.get("machine"),
+        "busy": known.get("busy"),
+        "started_at": known.get("started_at"),
+    }
+
+
+def run_dict(run: Measurement) -> dict[str, Any]:
+    """One run with everything known of it."""
+    return {**run_row(run), **run.to_dict()}
+
+
+def runs_dict(path: str, rows: Sequence[dict[str, Any]], unreadable: Sequence[str]) -> dict[str, Any]:
+    """The document of `gambrel runs`."""
+    return _document("runs", file=path, runs=list(rows), unreadable=list(unreadable))
+
+
+def difference_rows(difference: Difference) -> list[dict[str, Any]]:
+    """The two runs with their quartiles."""
+    return [
+        {**run_row(run), "quartile_1_s": run.quartiles_s[0], "quartile_3_s": run.quartiles_s[1]}
+        for run in (difference.one, difference.other)
+    ]
+
+
+def difference_dict(path: str, difference: Difference) -> dict[str, Any]:
+    """The document of `gambrel runs ID ID`."""
+    keys = ("ratio", "low", "high", "significant", "verdict", "busy")
+    found = {key: getattr(difference, key) for key in keys}
+    return _document(
+        "runs",
+        file=path,
+        runs=difference_rows(difference),
+        difference={**found, "differing": list(difference.differing)},
+    )
+
+
+def execution_dict(done: Execution, bounds: Mapping[str, Bound], hardware: Device | None) -> dict[str, Any]:
+    """The document of `gambrel run`: what was timed beside its bounds, by phase, and what limits it."""
+    known = done.records[0].metadata
+    keys = ("layers", "layers_total", "params_total", "dtype", "threads", "machine", "device")
+    return _document(
+        "run",
+        model=known["model"],
+        **{key: known[key] for key in keys},
+        hardware=hardware.id if hardware else None,
+        ceilings=done.ceilings,
+        file=done.file,
+        busy=any(record.metadata["busy"] for record in done.records),
+        notes=list(done.notes),
+        runs=[dict(vars(row)) for row in done.rows(bounds)],
+        verdicts=[
+            {
+                "phase": each.phase,
+                "limit": each.verdict.limit,
+                "verdict": each.verdict.word,
+                "other": each.other or None,
+                "gain": each.gain,
+                "evidence": each.verdict.evidence,
+            }
+            for each in done.judged(bounds)
+        ],
+    )
+
+
+def probe_dict(
+    measured: Mapping[str, Any], known: tuple[Model, Device] | None, bounds: Sequence[ServedBounds | None]
+) -> dict[str, Any]:
+    """The document of `gambrel probe`: what was measured, each level beside its bounds."""
+    levels = [
+        {**level, "bound": None if bound is None else {**vars(bound), "errors": list(bound.errors)}}
+        for level, bound in zip(measured["levels"], bounds, strict=True)
+    ]
+    model, device = (known[0].name, known[1].id) if known else (None, None)
+    return _document("probe", model=model, device=device, **{**measured, "levels": levels})
 
 
 def models_dict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -265,3 +424,37 @@ def models_dict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def devices_dict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The document of `gambrel devices`."""
     return _document("devices", devices=list(rows))
+
+
+def work_dict(work: Work) -> dict[str, Any]:
+    """What is trained on: keys that every training document has."""
+    keys = ("seq_tokens", "doc_tokens", "mtp", "attention")
+    return {key: getattr(work, key) for key in keys}
+
+
+def mfu_dict(work: Work, rate: Rate, found: Sequence[Utilisation]) -> dict[str, Any]:
+    """The document of `gambrel mfu`."""
+    return _document(
+        "mfu",
+        model=work.model.name,
+        device=rate.device_id,
+        dtype=rate.dtype,
+        peak_flops_per_s=rate.peak_flops_per_s,
+        tokens_per_s_per_device=rate.tokens_per_s,
+        params_active=work.model.params_active,
+        **work_dict(work),
+        utilisation=[dict(vars(row)) for row in found],
+    )
+
+
+def train_dict(work: Work, fleet: Fleet, runs: Sequence[TrainingRun], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of `gambrel train`; `about` holds device, dtype, recomputation and the optimum as information."""
+    return _document(
+        "train",
+        model=work.model.name,
+        params_active=work.model.params_active,
+        **about,
+        **vars(fleet),
+        **work_dict(work),
+        runs=[dict(vars(run)) for run in runs],
+    )

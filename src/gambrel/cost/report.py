@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from gambrel.cost.capacity import RESERVE_BYTES, UTILIZATION, Capacity
 from gambrel.cost.crossover import Crossover, crossover
-from gambrel.cost.roofline import demand, numerics_for, operators_bound, shard, step_bound
+from gambrel.cost.parallel import shard
+from gambrel.cost.roofline import demand, numerics_for, operators_bound, step_bound
 from gambrel.cost.workload import Beside, check_beside, decode_step, prefill_step
 from gambrel.model.arch import check_tp, possible_tp
 from gambrel.types import GambrelError
@@ -64,7 +65,7 @@ class DecodeRow:
     bound_s reads the least expert weights, expected_bound_s those of uniform routing (equal for dense models).
     tokens_per_s and expected_tokens_per_s are the throughputs at these bounds. kv_bytes are reads. operators_s:
     Σ max(…) over unfused operators. binding, expected_binding: the resource that limits each. missing_bytes: what does
-    not fit, 0 where it fits.
+    not fit, 0 where it fits. measured_ceiling_s: bound_s at a machine's measured ceilings, None where none were given.
     """
 
     batch: int
@@ -87,6 +88,7 @@ class DecodeRow:
     fits: bool
     missing_bytes: float
     beyond_max_context: bool
+    measured_ceiling_s: float | None = None
 
     @property
     def possible(self) -> bool:
@@ -98,7 +100,8 @@ class DecodeRow:
 class PrefillRow:
     """One prefill of one fresh prompt, on each of the tp devices.
 
-    bound_s at peak; estimate_s with the compute time divided by the stated efficiency; operators_s as in DecodeRow.
+    bound_s at peak; estimate_s with the compute time divided by the stated efficiency; operators_s and
+    measured_ceiling_s as in DecodeRow.
     """
 
     tokens: int
@@ -114,6 +117,7 @@ class PrefillRow:
     binding: str
     fits: bool
     beyond_max_context: bool
+    measured_ceiling_s: float | None = None
 
     @property
     def possible(self) -> bool:
@@ -126,6 +130,7 @@ class Report:
     """A report as data; gambrel.api.Report prints it.
 
     fits_with_tp: the fewest devices over which the weights fit, where this many do not hold them; None otherwise.
+    ceilings: the machine as calibrated, where bounds at its ceilings stand beside; None otherwise.
     """
 
     model: Model
@@ -136,6 +141,7 @@ class Report:
     capacity: Capacity
     crossover: Crossover
     fits_with_tp: int | None
+    ceilings: Device | None = None
 
 
 def build_report(model: Model, device: Device, options: Options | None = None) -> Report:
@@ -160,6 +166,18 @@ def build_report(model: Model, device: Device, options: Options | None = None) -
     crossing = crossover(model, device, options.contexts[0], room)
     enough = smallest_tp(model, device, options) if room.budget_bytes <= 0 else None
     return Report(model, device, options, decode, prefill, room, crossing, enough)
+
+
+def beside_ceilings(report: Report, ceilings: Device) -> Report:
+    """The report with each bound at measured ceilings beside it (see `gambrel calibrate`)."""
+    measured = build_report(report.model, ceilings, report.options)
+    decode = tuple(
+        replace(a, measured_ceiling_s=b.bound_s) for a, b in zip(report.decode, measured.decode, strict=True)
+    )
+    prefill = tuple(
+        replace(a, measured_ceiling_s=b.bound_s) for a, b in zip(report.prefill, measured.prefill, strict=True)
+    )
+    return replace(report, decode=decode, prefill=prefill, ceilings=ceilings)
 
 
 def capacity(model: Model, device: Device, options: Options) -> Capacity:

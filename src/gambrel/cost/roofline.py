@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.types import Bound, Cost, Device, Numerics, Op
-from gambrel.units import Num, maximum, share, total
+from gambrel.types import Bound, Device, Numerics, Op
+from gambrel.units import Num, maximum, total
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -96,31 +96,6 @@ def operators_bound(ops: Iterable[Op], device: Device) -> Num:
 def op_intensity(op: Op) -> Num:
     """FLOPs per byte of an unfused operator, vector operations where it has no others [FLOP/byte]."""
     return (op.cost.flops if _has_flops(op) else op.cost.vector_flops) / op_moved_bytes(op)
-
-
-def shard(ops: Iterable[Op], tp: int) -> list[Op]:
-    """The operators of one of `tp` devices: work, weights and cache divided as far as they can be.
-
-    A replicated part stays whole; KV heads beyond their number are replicated. Communication is not counted yet.
-    """
-    return [op if tp == 1 else _shard(op, tp) for op in ops]
-
-
-def _shard(op: Op, tp: int) -> Op:
-    ways = tp if op.ways is None else min(tp, op.ways)
-    kv_ways = tp if op.kv_ways is None else min(tp, op.kv_ways)
-    c = op.cost
-    # Query heads divide even where their keys are replicated, so attention's FLOPs split further than its cache.
-    cost = Cost(
-        flops=share(c.flops, ways),
-        vector_flops=share(c.vector_flops, ways),
-        weight_bytes=share(c.weight_bytes, ways),
-        expected_weight_bytes=share(c.expected_weight_bytes, ways),
-        kv_read_bytes=share(c.kv_read_bytes, kv_ways),
-        kv_write_bytes=share(c.kv_write_bytes, kv_ways),
-        act_bytes=share(c.act_bytes, ways),
-    )
-    return replace(op, cost=cost)
 
 
 def numerics_for(numerics: Numerics, device: Device) -> Numerics:

@@ -111,6 +111,17 @@ def _cut(name: str, value: Any, layers: int, count: int) -> Any:
     return value
 
 
+def config_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that a config names, by its name here; bf16 where it names none, or float32, as engines load those."""
+    key = text_key(config)
+    for level in (config, config[key] if key else {}):
+        named = str(level.get("dtype") or level.get("torch_dtype") or "").removeprefix("torch.")
+        found = next((short for short, full in DTYPES.items() if named in (short, full)), None)
+        if found:
+            return "bf16" if found == "fp32" else found
+    return "bf16"
+
+
 def config_hash(config: Mapping[str, Any]) -> str:
     """Twelve hex digits of a hash of the config, the order of its keys left out."""
     text = json.dumps(config, sort_keys=True, default=str)
@@ -180,7 +191,8 @@ def _matrices_on_meta(torch: Any) -> Iterator[None]:
 def _materialise(torch: Any, module: Any, device: str, seed: int) -> None:
     """Give every matrix its memory and fill it in place: uniform, scaled so that a product keeps the variance.
 
-    The bound is sqrt(3 / n) for n the longer of the two last sides. Tied weights stay one tensor.
+    The bound is sqrt(3 / n) for n the last side, of stacked experts the longer of the last two, since families store
+    them either way. Tied weights stay one tensor.
     """
     generator = torch.Generator(device).manual_seed(seed)
     real: dict[int, Any] = {}
@@ -189,7 +201,7 @@ def _materialise(torch: Any, module: Any, device: str, seed: int) -> None:
             if parameter is None or parameter.device.type != "meta":
                 continue
             if id(parameter) not in real:
-                bound = math.sqrt(3 / max(parameter.shape[-2:], default=1))
+                bound = math.sqrt(3 / max(parameter.shape[-1 if parameter.dim() == 2 else -2 :]))
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                 filled = torch.nn.Parameter(empty.uniform_(-bound, bound, generator=generator), requires_grad=False)
                 real[id(parameter)] = filled

@@ -149,7 +149,13 @@ class Ceilings:
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     memory_bytes: int = 0
-    last_cache_bytes: int = 0
+
+    @property
+    def last_cache_bytes(self) -> int | None:
+        """As the system reports it; None where it does not."""
+        gpu = self.metadata.get("gpu")
+        found = gpu.get("l2_bytes") if gpu else self.metadata.get("last_cache_bytes")
+        return int(found) if found else None
 
     def best(self, kinds: tuple[str, ...], dtype: str | None = None, threads: int | None = None) -> Result:
         """The fastest of a kind."""
@@ -213,7 +219,7 @@ def calibrate(
         for threads in backend.thread_counts:
             backend.set_threads(threads)
             for case in _cases(backend, how, threads, results, left_out):
-                what = f"{case.kind} {case.kernel} {case.dtype} {case.shape}, {threads} threads"
+                what = f"{case.kind} {case.kernel} {case.dtype} {case.shape}, {_threads(threads)}"
                 progress.say(f"calibrating: {what}")
                 plan = Plan(**{**vars(how.plan), "threads": threads})
                 timing = time_it(case.call, plan=plan, timer=backend.timer(case.kind), meter=meter)
@@ -230,7 +236,6 @@ def calibrate(
         _notes(metadata),
         metadata,
         backend.memory_bytes,
-        backend.last_cache_bytes,
     )
 
 
@@ -249,7 +254,7 @@ def _cases(
             took = next((r for r in reversed(results) if r.dtype == dtype and r.threads == threads), None)
             flops = 2 * shape[0] * shape[1] * shape[2]
             if took and flops / took.rate > how.largest_s:
-                left_out.append(f"{dtype} {_times(shape)} with {threads} threads: a call would take too long")
+                left_out.append(f"{dtype} {_times(shape)} with {_threads(threads)}: a call would take too long")
                 continue
             try:
                 yield backend.product(dtype, shape)
@@ -268,6 +273,10 @@ def _supported(cases: Iterable[Case], left_out: list[str]) -> Iterator[Case]:
         yield from cases
     except Unsupported as error:
         left_out.append(str(error))
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'' if number == 1 else 's'}"
 
 
 def _times(shape: Shape) -> str:
@@ -323,7 +332,7 @@ def device_toml(ceilings: Ceilings, device_id: str, date: str, datasheet: str | 
     figures: dict[str, dict[str, float]] = {
         "peak_flops_per_s": {dtype: _rounded(best.rate) for dtype, best in products.items()},
         "memory": {"advertised_bytes": ceilings.memory_bytes, "bandwidth_bytes_per_s": _rounded(memory.rate)},
-        "cache": {"l2_bytes": ceilings.last_cache_bytes},
+        "cache": {"l2_bytes": ceilings.last_cache_bytes or 0},
     }
     source = {
         "title": f"gambrel calibrate --device {ceilings.device} on this machine ({told})",
@@ -333,10 +342,9 @@ def device_toml(ceilings: Ceilings, device_id: str, date: str, datasheet: str | 
     }
     lines = [*map(_entry, top.items())]
     for section, table in figures.items():
-        lines += ["", f"[{section}]"]
-        lines += [
-            f"{key} = {{ value = {_toml(value)}, source = {_toml(SOURCE)} }}" for key, value in table.items() if value
-        ]
+        known_ones = {key: value for key, value in table.items() if value}
+        lines += ["", f"[{section}]"] if known_ones else []
+        lines += [f"{key} = {{ value = {_toml(v)}, source = {_toml(SOURCE)} }}" for key, v in known_ones.items()]
     lines += ["", f"[sources.{SOURCE}]", *map(_entry, source.items())]
     return "\n".join([*lines, *_calibration(ceilings, date, datasheet), ""])
 

@@ -175,8 +175,11 @@ class Meter:
 
 
 def tick_s() -> float:
-    """Resolution of the kernel's counters [s]."""
-    return 1 / os.sysconf("SC_CLK_TCK")
+    """Resolution of the kernel's counters [s]; the usual one where the system does not say."""
+    try:
+        return 1 / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, ValueError, OSError):
+        return 0.01
 
 
 @frozen
@@ -262,9 +265,7 @@ def _quiet(laps: list[Lap], on_host: bool) -> list[Lap]:
     return [lap for lap in laps if lap.quiet(wanted)]
 
 
-def _timing(
-    laps: list[Lap], plan: Plan, on_host: bool, warmups: list[float], calls: int, overhead_s: float
-) -> Timing:
+def _timing(laps: list[Lap], plan: Plan, on_host: bool, warmups: list[float], calls: int, overhead_s: float) -> Timing:
     quiet = _quiet(laps, on_host)
     used = quiet if len(quiet) >= min(FEWEST, plan.repeats) else laps
     wall = sum(lap.wall_s for lap in used)

@@ -23,7 +23,8 @@ OPERATORS = {
         convolution_overrideable fused_moe inplace_fused_experts outplace_fused_experts""",
     "attention": """
         scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
-        _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
+        _scaled_dot_product_attention_math_for_mps
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
         _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
         _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
@@ -36,7 +37,8 @@ OPERATORS = {
         add sub mul div neg pow rsqrt sqrt exp log cos sin abs sign reciprocal square silu gelu relu sigmoid tanh
         softplus hardtanh leaky_relu elu mish clamp clamp_min clamp_max maximum minimum where masked_fill eq ne lt le
         gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor addcmul addcdiv lerp
-        dropout native_dropout rsub remainder floor ceil round trunc erf floor_divide fmod isnan isinf threshold_backward
+        dropout native_dropout rsub remainder floor ceil round trunc erf floor_divide fmod isnan isinf
+        threshold_backward
         silu_backward gelu_backward silu_and_mul gelu_and_mul gelu_tanh_and_mul rotary_embedding
         batched_rotary_embedding static_scaled_fp8_quant dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
         static_scaled_int8_quant scaled_fp4_quant glu swiglu rope_cached_thd_positions_2c_fwd_impl uniform normal
@@ -78,13 +80,13 @@ TELLING = (
         r"|cross_device_reduce",
     ),
     ("movement", r"^Mem(cpy|set)\b|^Copy(Host|Device)|rocclr_(copy|fill)|reshape_and_cache|concat_and_cache"),
-    ("elementwise", r"^triton_poi_"),
-    ("reduction", r"^triton_(red|per)_"),
+    ("elementwise", r"\btriton_poi_|quantize_with|quant_kernel"),
+    ("reduction", r"\btriton_(red|per)_"),
     (
         "attention",
         r"fmha|flash(?!infer::(norm|sampling|activation))|attn_(fwd|bwd)|attention_(kernel|fwd|bwd|2d|3d)|paged_attn"
         r"|paged_attention|\bmha_|_mha_|mla_(decode|fwd|prefill)|\bpa_(fwd|kernel|bf16|fp16)|unified_attn"
-        r"|unified_attention|Batch(Prefill|Decode)|Single(Prefill|Decode)|decode_att",
+        r"|unified_attention|_kernel_stage[12]$|Batch(Prefill|Decode)|Single(Prefill|Decode)|decode_att",
     ),
     ("movement", r"(direct|float16|bfloat16|float8\w*|bool)_copy_kernel|CatArray|indexSelect|FillFunctor|arange_cuda"),
 )
@@ -92,12 +94,15 @@ TELLING = (
 WORDS = (
     ("elementwise", r"rotary|rope_|_and_mul|fp8_quant|quantize_|_quant_kernel|epilogue"),
     ("reduction", r"softmax|reduce_kernel|splitK?reduce|reduction_|layer_?norm|rms_?norm|batch_?norm|group_?norm"),
-    ("movement", r"nchwToNhwc|nhwcToNchw|computeOffsets|moe_align|routing\w*(Offsets|Histogram)|copy_?buffer|copy_page"),
+    (
+        "movement",
+        r"nchwToNhwc|nhwcToNchw|computeOffsets|moe_align|routing\w*(Offsets|Histogram)|copy_?buffer|copy_page",
+    ),
     (
         "gemm",
         r"gemm|Cijk_|nvjet|xmma|cutlass|cublas|matmul|gemv|\bbmm_|_mm_kernel|_mfma_|Tensile|wvSplitK|LLGemm|marlin"
-        r"|scudnn|wgrad|dgrad|fprop|convolve|conv(2d|_depthwise|olution)|miopenSp|igemm|winograd|fft2d|fused_moe"
-        r"|moe_kernel|dot_kernel|^triton_tem_",
+        r"|scudnn|wgrad|dgrad|fprop|convolve|conv(2d|_depthwise|olution)|miopenSp|igemm|winograd|fft2d|fused_moe|fmoe"
+        r"|moe_kernel|dot_kernel|\btriton_tem_",
     ),
     ("attention", r"(?<!linear_)attention"),
     (
@@ -107,7 +112,7 @@ WORDS = (
     ),
     ("elementwise", r"elementwise|pointwise|silu|gelu|relu|sigmoid|dropout|clamp|masked_fill|activation|swiglu"),
     ("reduction", r"reduce|norm|mean|argmax|topk|sort|pool|cumsum|scan|finalize|sampling|radix"),
-    ("elementwise", r"quant|rope|\badd\b|\bmul\b|cast|convert|Functor"),
+    ("elementwise", r"quant|rope|(?<![a-z])(add|mul|neg)(?![a-z])|cast|convert|Functor"),
 )
 
 
@@ -131,6 +136,7 @@ KERNEL_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext|Drv|Hcc)?(Module)?Launch(Coopera
 ATTENTION_MODULE = re.compile(r"attention|attn|mla", re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=8192)
 def operator_role(name: str) -> str | None:
     """The role of an operator by its name, such as "aten::add_"; None where it is not known."""
     if name.startswith("nccl:"):
@@ -139,13 +145,21 @@ def operator_role(name: str) -> str | None:
     return OPERATOR_ROLES.get(bare) or OPERATOR_ROLES.get(bare.rstrip("_")) or OPERATOR_ROLES.get(bare.split(".", 1)[0])
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=8192)
 def kernel_role(name: str) -> str | None:
     """The role of a kernel by its name; None where no pattern knows it."""
     whole = name[:READ_CHARS]
-    found = _OWN_NAME.match(whole)
-    own = found[0] if found else whole
-    return _first(_TELLING, whole) or _first(_WORDS, own) or _first(_WORDS, whole)
+    return _first(_TELLING, whole) or _first(_WORDS, _qualified(whole)) or _first(_WORDS, whole)
+
+
+def own_name(name: str) -> str:
+    """A kernel's name without what it returns, its namespaces, its template and its arguments."""
+    return _qualified(name[:READ_CHARS]).rsplit("::", 1)[-1].removeprefix("void ")
+
+
+def _qualified(name: str) -> str:
+    found = _OWN_NAME.match(name)
+    return found[0] if found else name
 
 
 def _first(table: tuple[tuple[str, re.Pattern[str]], ...], name: str) -> str | None:

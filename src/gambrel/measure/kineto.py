@@ -199,6 +199,16 @@ class _Text:
                 return data
 
 
+#: Control characters, halves of surrogate pairs and marks that turn the direction of text: they have no place in a
+#: name, and a terminal obeys some of them.
+_UNSEEMLY = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """Text that can be shown: what cannot becomes a question mark."""
+    return _UNSEEMLY.sub("?", text) if _UNSEEMLY.search(text) else text
+
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\[\]{}]*')
 _IN_STRING = re.compile(r'[^"\\]*')
@@ -346,7 +356,7 @@ class _Collector:
             if not isinstance(key, str):
                 raise _Broken("a key is no text")
             reader.take(":")
-            self.keys = [*self.keys, key[:80]] if len(self.keys) < 40 else self.keys
+            self.keys = [*self.keys, plain(key[:80])] if len(self.keys) < 40 else self.keys
             if key == "traceEvents" and reader.peek() == "[":
                 self.array(reader)
             elif key in HEADERS:
@@ -373,9 +383,9 @@ class _Collector:
         if raw.get("ph") != "X":
             return
         name = raw.get("cat")
-        told = name.lower() if isinstance(name, str) else ""
+        told = plain(name[:80]).lower() if isinstance(name, str) else ""
         if len(self.categories) < 64 or told in self.categories:
-            self.categories[told[:80]] = self.categories.get(told[:80], 0) + 1
+            self.categories[told] = self.categories.get(told, 0) + 1
         category = CATEGORIES.get(told)
         if category is None or (category == "module" and not str(raw.get("name")).startswith(MODULE)):
             return
@@ -397,7 +407,7 @@ class _Collector:
         given = raw.get("args")
         args = {str(key).lower(): value for key, value in given.items()} if isinstance(given, dict) else {}
         return Event(
-            sys.intern(name[:LONGEST_NAME]),
+            sys.intern(plain(name[:LONGEST_NAME])),
             category,
             (start - self.origin_us) * 1e-6,
             duration * 1e-6,
@@ -434,7 +444,7 @@ def _whole(value: Any) -> int | None:
 
 def _word(value: Any) -> str:
     """A process, thread, device or stream as text."""
-    return sys.intern(str(value)[:80]) if isinstance(value, (int, str)) and _small(value) else ""
+    return sys.intern(plain(str(value)[:80])) if isinstance(value, (int, str)) and _small(value) else ""
 
 
 def _small(value: int | str) -> bool:
@@ -458,7 +468,9 @@ def read_trace(path: str, limits: Limits | None = None) -> Trace:
             try:
                 collector.read(_Reader(text))
             except _Broken as fault:
-                warnings.append(f"{path} is not whole: {fault}, after event {collector.seen:,}; what came before is used")
+                warnings.append(
+                    f"{path} is not whole: {fault}, after event {collector.seen:,}; what came before is used"
+                )
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}") from None
     except OSError as error:
@@ -467,7 +479,12 @@ def read_trace(path: str, limits: Limits | None = None) -> Trace:
     if collector.malformed:
         warnings.append(f"{collector.malformed:,} events without a usable name or time are left out")
     return Trace(
-        path, tuple(collector.events), _device_names(collector.headers), collector.seen, collector.malformed, tuple(warnings)
+        path,
+        tuple(collector.events),
+        _device_names(collector.headers),
+        collector.seen,
+        collector.malformed,
+        tuple(warnings),
     )
 
 
@@ -487,7 +504,9 @@ def _check_usable(path: str, found: _Collector, warnings: list[str]) -> None:
     if other:
         raise TraceError(f"{path} is {other}; accepted is Kineto or Chrome JSON with traceEvents")
     if warnings and not found.seen:
-        raise TraceError(f"{path} is no trace that can be read: {warnings[0].split(': ', 1)[-1].split(', after event')[0]}")
+        raise TraceError(
+            f"{path} is no trace that can be read: {warnings[0].split(': ', 1)[-1].split(', after event')[0]}"
+        )
     keys = f", only {', '.join(found.keys[:8])}" if found.keys and "traceEvents" not in found.keys else ""
     raise TraceError(f"{path} has no events with a duration{keys}; accepted is Kineto or Chrome JSON with traceEvents")
 
@@ -497,4 +516,4 @@ def _device_names(headers: Mapping[str, Any]) -> tuple[str, ...]:
     given = headers.get("deviceProperties")
     rows = given if isinstance(given, list) else []
     names = [row.get("name") for row in rows[:64] if isinstance(row, dict)]
-    return tuple(name[:200] for name in names if isinstance(name, str))
+    return tuple(plain(name[:200]) for name in names if isinstance(name, str))

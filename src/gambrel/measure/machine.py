@@ -171,7 +171,7 @@ def gpu_facts(device: str) -> dict[str, Any]:
         "l2_bytes": getattr(properties, "L2_cache_size", None),
         "units": properties.multi_processor_count,
         "capability": f"{properties.major}.{properties.minor}",
-        "uuid": f"GPU-{getattr(properties, 'uuid', '')}",
+        "uuid": f"GPU-{str(getattr(properties, 'uuid', '')).removeprefix('GPU-')}",
     }
 
 

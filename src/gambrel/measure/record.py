@@ -43,9 +43,15 @@ class Measurement:
         return quantile(self.values_s, 0.5)
 
     @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """The values below which a quarter and three quarters of the repetitions lie [s]."""
+        return quantile(self.values_s, 0.25), quantile(self.values_s, 0.75)
+
+    @property
     def spread(self) -> float:
         """Interquartile range over the median [1]."""
-        return (quantile(self.values_s, 0.75) - quantile(self.values_s, 0.25)) / self.median_s
+        low, high = self.quartiles_s
+        return (high - low) / self.median_s if self.median_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As one JSON object."""

@@ -106,7 +106,7 @@ class Call:
 
 
 def read_call(args: Mapping[str, Any]) -> Call | None:
-    """The inputs as the trace has them, checked; None where it has no shapes."""
+    """The inputs as the trace has them, checked; None where it has no shapes. Raises ValueError for nonsense."""
     dims = args.get("dims")
     if not isinstance(dims, list) or len(dims) > 64:
         return None
@@ -124,16 +124,16 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _tensor(dims: Any, kind: Any, strides: Any) -> Tensor | None:
-    """A tensor with at least one dimension; None for scalars, lists of tensors and nonsense."""
-    sizes = _sizes(dims)
-    if not sizes:
+    """A tensor with at least one dimension; None for scalars and lists of tensors. Raises ValueError for nonsense."""
+    if isinstance(dims, list) and (not dims or all(isinstance(each, list) for each in dims)):
         return None
+    sizes = _sizes(dims)
+    if sizes is None or math.prod(sizes) > MOST_ELEMENTS:
+        raise ValueError("no shape")
     steps = _sizes(strides) or ()
     stored = sizes
     if len(steps) == len(sizes):
         stored = tuple(1 if step == 0 and size else size for size, step in zip(sizes, steps, strict=True))
-    if math.prod(sizes) > MOST_ELEMENTS:
-        return None
     dtype, element_bytes = TYPES.get(kind, ("", None)) if isinstance(kind, str) else ("", None)
     return Tensor(sizes, math.prod(stored), dtype, element_bytes)
 
@@ -427,10 +427,10 @@ def work_of(name: str, args: Mapping[str, Any]) -> Work | None:
     formula = FORMULAS.get(bare) or FORMULAS.get(bare.rstrip("_"))
     if (attention is None and formula is None) or (space == "aten" and bare in ONLY_ENGINES):
         return None
-    call = read_call(args)
-    if call is None:
-        return None
     try:
+        call = read_call(args)
+        if call is None:
+            return None
         return _attention(call, *attention) if attention else formula(call) if formula else None
     except (ValueError, IndexError, ZeroDivisionError):
         return None

@@ -20,7 +20,8 @@ class Evidence:
     """What is known of one step [s].
 
     eager_s: launched one by one, None where it was not timed. other_s: the same step by another engine, whose name is
-    `other` ("graph" or "compile"). memory_s, compute_s: floors by resource, None without a device.
+    `other` ("graph" or "compile"). memory_s, compute_s: floors by resource, None without a device. ceilings: whether
+    they follow from measured ceilings, which a better kernel may exceed, and not from a datasheet.
     """
 
     eager_s: float | None
@@ -28,6 +29,7 @@ class Evidence:
     other: str = ""
     memory_s: float | None = None
     compute_s: float | None = None
+    ceilings: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -42,14 +44,22 @@ class Evidence:
 
 @frozen
 class Verdict:
-    """limit: "memory", "compute", "launch", "undecided", or "error" for a time below its floor. evidence: why."""
+    """What limits, and why.
+
+    limit: "memory", "compute", "launch", "undecided", or "error" for a time below a floor that cannot be beaten.
+    """
 
     limit: str
     evidence: str
 
+    @property
+    def word(self) -> str:
+        """As people say it: memory-bound."""
+        words = {"undecided": "undecided", "error": "below its floor, an error"}
+        return words.get(self.limit, f"{self.limit}-bound")
+
     def __str__(self) -> str:
-        bound = self.limit if self.limit in ("undecided", "error") else f"{self.limit}-bound"
-        return f"{bound}: {self.evidence}"
+        return f"{self.word}: {self.evidence}"
 
 
 def judge(known: Evidence) -> Verdict:
@@ -58,7 +68,7 @@ def judge(known: Evidence) -> Verdict:
     limits = {name: value for name, value in floors.items() if value is not None}
     name = max(limits, key=lambda key: limits[key], default="")
     floor = limits.get(name, 0.0)
-    if floor > known.best_s:
+    if floor > known.best_s and not known.ceilings:
         return Verdict("error", f"{duration(known.best_s)} measured is below the {name} floor of {duration(floor)}")
     after = _after(name, floor, known)
     if known.other == "graph" and known.gain and known.eager_s and known.other_s:
@@ -83,7 +93,8 @@ def _after(name: str, floor: float, known: Evidence) -> str:
     lesser = known.compute_s if name == "memory" else known.memory_s
     beside = "" if lesser is None else f" ({'arithmetic' if name == 'memory' else 'memory'} {duration(lesser)})"
     what = "moving the weights and the cache" if name == "memory" else "the arithmetic"
-    return f"{what} takes at least {duration(floor)}{beside}, {floor / best:.0%} of the {duration(best)} measured"
+    least = "at the measured ceilings takes" if known.ceilings else "takes at least"
+    return f"{what} {least} {duration(floor)}{beside}, {floor / best:.0%} of the {duration(best)} measured"
 
 
 def _gained(known: Evidence) -> str:

@@ -244,7 +244,11 @@ def print_comparison(result: Comparison) -> None:
     )
     page.line()
     moved = f"{units.gigabytes(result.weight_bytes)} of weights, {units.gigabytes(result.kv_bytes)} of KV"
-    page.pairs([("bound", f"{units.duration(result.bound_s)}, {moved}")])
+    pairs = [("bound", f"{units.duration(result.bound_s)}, {moved}")]
+    if result.measured_ceiling_s is not None:
+        share = result.measured_ceiling_s / result.measured_s
+        pairs.append(("as measured", f"{units.duration(result.measured_ceiling_s)} at measured ceilings, {share:.0%}"))
+    page.pairs(pairs)
     page.tables(compare_tables(result))
 
 

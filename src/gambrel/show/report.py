@@ -153,11 +153,13 @@ def report_tables(report: Report) -> list[Table]:
     columns: tuple[Column, ...] = DECODE_COLUMNS
     if moe:
         columns = (*DECODE_COLUMNS[:8], *EXPECTED_COLUMNS, *DECODE_COLUMNS[8:])
+    columns = _with_ceilings(columns, report)
     decode = [_with_fits(row) for row in report.decode]
     weights = report.options.weights
     caption = f"Step bound: max(ΣFLOPs/peak, Σbytes/bandwidth), weights {weights}, activations kept on chip."
     if moe:
         caption += " Bound: all tokens pick the same experts; expected: uniform routing."
+    caption += _ceilings_text(report)
     tables = [
         Table("decode", "Decode, one step", columns, decode, caption, _marks(report.decode)),
     ]
@@ -177,7 +179,29 @@ def _prefill_table(report: Report) -> Table:
         f"Bound at peak, {options.logits} logits; estimate at {options.efficiency:.0%} of peak (--efficiency); "
         "op by op: no operator fused with another."
     )
-    return Table("prefill", "Prefill, one prompt", PREFILL_COLUMNS, rows, caption, _marks(report.prefill))
+    columns = _with_ceilings(PREFILL_COLUMNS, report)
+    return Table("prefill", "Prefill, one prompt", columns, rows, caption, _marks(report.prefill))
+
+
+def _with_ceilings(columns: tuple[Column, ...], report: Report) -> tuple[Column, ...]:
+    """The bound at measured ceilings, right of the datasheet's."""
+    if report.ceilings is None:
+        return columns
+    at = 1 + next(index for index, column in enumerate(columns) if column.key == "bound_s")
+    return (*columns[:at], Column("measured_ceiling_s", "as measured", "time"), *columns[at:])
+
+
+def _ceilings_text(report: Report) -> str:
+    """What the measured column rests on."""
+    measured, device, dtype = report.ceilings, report.device, report.crossover.dtype
+    if measured is None:
+        return ""
+    peak, rate = measured.peak(dtype), measured.mem_bytes_per_s
+    return (
+        f" As measured: the same at the ceilings of {measured.name.removesuffix(', measured')}, "
+        f"{units.si(peak, 'FLOP/s')} {dtype} ({peak / device.peak(dtype):.0%} of the datasheet's) and "
+        f"{units.si(rate, 'B/s')} ({rate / device.mem_bytes_per_s:.0%}); a better kernel may beat them."
+    )
 
 
 def _with_fits(row: DecodeRow | PrefillRow) -> dict[str, Any]:

@@ -17,6 +17,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "signed": lambda v: f"{v:+,.0f}" if v else "0",
     "parameters": units.parameters,
     "flops": lambda v: units.si(v, "FLOP"),
+    "big": lambda v: f"{v:.3g}",
     "rate": lambda v: units.si(v, "FLOP/s"),
     "bandwidth": lambda v: units.si(v, "B/s"),
     "bytes": units.gigabytes,

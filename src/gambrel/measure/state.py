@@ -1,0 +1,198 @@
+"""A cache filled at the wanted context without running the prompt, and put back between repetitions.
+
+One token goes through an empty cache, so that every layer of it takes its own shapes, dtypes and devices: dense keys
+and values, windows, latents, indexers, convolution and recurrent states. Then random contents take the prompt's place.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from gambrel.types import GambrelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    #: Contents of a layer's cache: (layer, "keys" | "values" | "indexer_keys", tensor to fill in place).
+    Fill = Callable[[int, str, Any], None]
+
+#: Where caches of the layers that are known here are defined; a family may bring kinds of its own.
+HOME = "transformers.cache_utils"
+#: Half-width of the random contents of recurrent states, small so that a repeated step stays finite.
+STATE_SCALE = 0.1
+
+
+class StateError(GambrelError):
+    """A model whose state cannot be filled; the message names it."""
+
+
+def cache_argument(module: Any) -> str:
+    """What the module calls its cache. Raises StateError where it has none of transformers' caches."""
+    import inspect
+
+    names = inspect.signature(module.forward).parameters
+    for name in ("cache", "past_key_values", "cache_params"):
+        if name in names:
+            return name
+    raise StateError(f"{type(module).__name__} keeps a state of its own kind; only transformers' caches can be filled")
+
+
+def inputs(torch: Any, module: Any, tokens: tuple[int, int], cache: Any) -> dict[str, Any]:
+    """What one forward pass is given: `tokens` is (batch, new tokens). Only the last row goes through the head."""
+    import inspect
+
+    device, vocabulary = module.device, module.config.get_text_config().vocab_size
+    ids = torch.arange(tokens[0] * tokens[1], device=device).reshape(tokens) * 7919 % vocabulary
+    given = {"input_ids": ids, cache_argument(module): cache, "use_cache": True}
+    if "logits_to_keep" in inspect.signature(module.forward).parameters:
+        given["logits_to_keep"] = 1
+    return given
+
+
+def empty_cache(torch: Any, module: Any, batch: int) -> Any:
+    """A growing cache without contents, whose layers know their shapes: what a prefill begins with."""
+    cache = _touched(torch, module, batch, static=None)
+    for index, layer in enumerate(cache.layers):
+        _check(index, layer)
+        for name in ("keys", "values", "indexer_keys"):
+            tensor = getattr(layer, name, None)
+            if tensor is not None:
+                setattr(layer, name, tensor.narrow(-2, 0, 0).clone())
+        if isinstance(getattr(layer, "cumulative_length", None), int):
+            layer.cumulative_length = 0
+        if hasattr(layer, "has_previous_state"):
+            layer.has_previous_state = dict.fromkeys(layer.has_previous_state, False)
+    return cache
+
+
+def filled_cache(torch: Any, module: Any, batch: int, context_tokens: int, fill: Fill | None = None) -> Any:
+    """A cache of fixed size with context_tokens - 1 tokens in it: what the decode step to that context begins with.
+
+    fill: writes contents into a layer's tensor in place; random by default.
+    """
+    cached = context_tokens - 1
+    cache = _touched(torch, module, batch, static=context_tokens)
+    fill = fill or _random(torch)
+    for index, layer in enumerate(cache.layers):
+        _check(index, layer)
+        for name in ("keys", "values", "indexer_keys"):
+            tensor = getattr(layer, name, None)
+            if tensor is not None:
+                fill(index, name, tensor.narrow(-2, 0, min(cached, tensor.shape[-2])))
+        _set_length(torch, layer, cached)
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+            for state in states.values():
+                if state is not None and cached:
+                    state.uniform_(-STATE_SCALE, STATE_SCALE)
+    return cache
+
+
+def _random(torch: Any) -> Fill:
+    torch.manual_seed(1)
+
+    def fill(layer: int, name: str, tensor: Any) -> None:
+        tensor.uniform_(-1.0, 1.0)
+
+    return fill
+
+
+def _set_length(torch: Any, layer: Any, cached: int) -> None:
+    for name in ("cumulative_length", "indexer_cumulative_length"):
+        length = getattr(layer, name, None)
+        if length is not None:
+            length.fill_(cached)
+    if hasattr(layer, "cumulative_length_int"):
+        layer.cumulative_length_int = cached
+        layer.slot = torch.tensor([cached % layer.max_cache_len], device=layer.keys.device)
+
+
+def _touched(torch: Any, module: Any, batch: int, static: int | None) -> Any:
+    """A cache through which one token went: static of this many tokens, or growing (None)."""
+    import transformers
+
+    if getattr(module.config, "is_encoder_decoder", False):
+        raise StateError(f"{module.config.model_type} has an encoder; only decoders can be run so far")
+    if static is None:
+        cache = transformers.DynamicCache(config=module.config)
+    else:
+        cache = transformers.StaticCache(config=module.config, max_cache_len=static)
+        cache.layers = [_ring(layer, static) for layer in cache.layers]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            module(**inputs(torch, module, (batch, 1), cache))
+    except StateError:
+        raise
+    except Exception as error:  # whatever the model's own code raises
+        raise StateError(f"one token cannot run: {type(error).__name__}: {error}"[:300]) from None
+    return cache
+
+
+def _check(index: int, layer: Any) -> None:
+    home = {base.__module__ for base in type(layer).__mro__[:2]}
+    if HOME not in home:
+        raise StateError(
+            f"layer {index} keeps a {type(layer).__name__}, a kind of cache of its own family, which cannot be filled"
+        )
+
+
+def _ring(layer: Any, context_tokens: int) -> Any:
+    """A window that is full as a ring: the new key takes the oldest one's place.
+
+    transformers shifts the whole window instead, which moves it four times, and makes an index on the host, which no
+    graph can capture. Every key of a full window is seen, so their order does not matter.
+    """
+    from transformers import cache_utils
+
+    if type(layer) is not cache_utils.StaticSlidingWindowLayer or context_tokens <= layer.max_cache_len:
+        return layer
+
+    class Ring(cache_utils.StaticSlidingWindowLayer):  # type: ignore[misc]
+        slot: Any = None
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            if self.slot is None:
+                updated: tuple[Any, Any] = super().update(key_states, value_states, *args, **kwargs)
+                return updated
+            self.cumulative_length_int += 1
+            self.keys.index_copy_(2, self.slot, key_states)
+            self.values.index_copy_(2, self.slot, value_states)
+            return self.keys, self.values
+
+    return Ring(context_tokens, layer.max_cache_len)
+
+
+class Snapshot:
+    """The state of a cache, to begin every repetition from the same one.
+
+    Growing keys are put back by reference. Lengths on the device take one small kernel. Recurrent states are put back
+    by `restore` alone, which is not timed.
+    """
+
+    def __init__(self, torch: Any, cache: Any) -> None:
+        self.torch, self.layers = torch, [(vars(layer), _copied(vars(layer))) for layer in cache.layers]
+        tensors = [value for live, _ in self.layers for value in live.values() if isinstance(value, torch.Tensor)]
+        self.lengths = [t for t in tensors if not t.is_floating_point() and t.numel() == 1 and t.dim() == 0]
+        inner = (value for live, _ in self.layers for value in live.values() if isinstance(value, dict))
+        self.states = [t for each in inner for t in each.values() if isinstance(t, torch.Tensor)]
+        self.saved_lengths, self.saved_states = ([t.clone() for t in ts] for ts in (self.lengths, self.states))
+
+    def reset(self) -> None:
+        """Lengths and references as they were: cheap, and part of every repetition."""
+        for live, saved in self.layers:
+            live.update(_copied(saved))
+        if self.lengths:
+            self.torch._foreach_copy_(self.lengths, self.saved_lengths)
+
+    def restore(self) -> None:
+        """Recurrent states too, so that two engines begin from the same numbers."""
+        self.reset()
+        if self.states:
+            self.torch._foreach_copy_(self.states, self.saved_states)
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes, with their dictionaries copied one level deep."""
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in attributes.items()}

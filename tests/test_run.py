@@ -1,0 +1,650 @@
+"""Models with random weights: built once, filled, run by every engine, timed, recorded, judged.
+
+CUDA graphs are tried on a device that is not there: what they need of one stands behind a small interface.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+
+import pytest
+
+from gambrel.cli import main
+from gambrel.measure import build as building
+from gambrel.measure import clock, record
+from gambrel.measure import run as running
+from gambrel.measure.build import BuildError, config_dtype, config_hash, n_layers, trim
+from gambrel.measure.verdict import Evidence, judge
+from gambrel.types import Bound, GambrelError
+
+BASE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+LLAMA = {**BASE, "model_type": "llama"}
+LATENT = {
+    **BASE,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+#: One for each kind of cache layer whose contents a growing cache has too.
+FILLED = {
+    "dense": LLAMA,
+    "windows alone": {**BASE, "model_type": "mistral", "sliding_window": 8},
+    "window and dense": {**BASE, "model_type": "gemma3_text", **WINDOWS},
+    "experts and sinks": {**BASE, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
+    "latent": {**LATENT, "model_type": "deepseek_v3"},
+    "learned positions": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128},
+}
+#: And those with a state.
+STATEFUL = {
+    "linear": {
+        **BASE,
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "state space": {"model_type": "mamba2", "num_hidden_layers": 2, "hidden_size": 64, "num_heads": 8, "head_dim": 16}
+    | {"state_size": 16, "n_groups": 1, "vocab_size": 128},
+    "both at once": {**BASE, "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}
+    | {"mamba_d_state": 16},
+    "convolution": {**BASE, "model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+    "indexed": {**LATENT, "model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8},
+}
+QUICK = clock.Plan(1, 3, 0.001, 1.0, 0)
+TORCH = "needs CPU PyTorch (pip install gambrel[oracle])"
+
+
+@pytest.fixture(scope="module")
+def torch():
+    pytest.importorskip("transformers", reason="needs transformers (pip install gambrel[oracle])")
+    return pytest.importorskip("torch", reason=TORCH)
+
+
+@pytest.fixture
+def one_thread(torch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(config, dtype="fp32"):
+    return building.build(config, dtype, "cpu")
+
+
+def setup(config=LLAMA, **options):
+    options = {"dtype": "fp32", "threads": 1, "prompt_tokens": 8, "context_tokens": 8, "plan": QUICK} | options
+    return running.Setup("tiny", config, n_layers(config), **options)
+
+
+# Building -------------------------------------------------------------------------------------
+
+
+def test_one_copy_of_the_weights(torch):
+    """Tied weights are one tensor, nothing is left on the meta device, small parameters have their own values."""
+    built = tiny({**LLAMA, "tie_word_embeddings": True})
+    model = built.module
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert built.n_params == sum(p.numel() for p in model.parameters())
+    assert {p.device.type for p in (*model.parameters(), *model.buffers())} == {"cpu"}
+    assert bool((model.model.norm.weight == 1).all())
+    assert model.model.rotary_emb.inv_freq[0] == 1
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert float(weight.std()) == pytest.approx(64**-0.5, rel=0.05)
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu", "building leaves PyTorch as it was"
+
+
+def test_memory_is_that_of_one_copy(torch):
+    """The allocator hands out the matrices once: one storage each, of exactly their bytes."""
+    module = tiny({**LLAMA, "hidden_size": 128}, "bf16").module
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
+    assert sum(storages.values()) == sum(p.numel() * 2 for p in module.parameters())
+
+
+def test_what_cannot_be_built_is_named(torch):
+    for config, told in [
+        ({"model_type": "nothing"}, "no model_type 'nothing'"),
+        ({"model_type": "t5"}, "no causal language model"),
+        ({**LLAMA, "hidden_size": "wide"}, "cannot build this config"),
+    ]:
+        with pytest.raises(BuildError, match=told):
+            tiny(config)
+    with pytest.raises(BuildError, match="accepted is fp32, bf16, fp16"):
+        tiny(LLAMA, "fp8")
+
+
+def test_no_remote_code(torch):
+    built = tiny({**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil--evil.Model"}, "quantization_config": {"x": 1}})
+    assert type(built.module).__module__ == "transformers.models.llama.modeling_llama"
+    assert "quantisation is left out" in built.notes[0]
+
+
+def test_fewer_layers():
+    config = {
+        **LLAMA,
+        "num_hidden_layers": 4,
+        "layer_types": ["a", "b", "a", "b"],
+        "mlp_only_layers": [0, 3],
+        "eos_token_id": [1, 2],
+    }
+    cut = trim(config, 3)
+    assert cut["num_hidden_layers"] == 3
+    assert cut["layer_types"] == ["a", "b", "a"]
+    assert cut["mlp_only_layers"] == [0]
+    assert cut["eos_token_id"] == [1, 2]
+    assert config["num_hidden_layers"] == 4
+    nested = trim({"model_type": "x", "text_config": config}, 1)
+    assert (n_layers(nested), nested["text_config"]["layer_types"]) == (1, ["a"])
+    assert trim({**config, "num_kv_shared_layers": 2}, 3)["num_kv_shared_layers"] == 0
+    assert trim(config, None) == config
+    for wrong in (0, 5):
+        with pytest.raises(BuildError, match="accepted is 1 to 4"):
+            trim(config, wrong)
+    with pytest.raises(BuildError, match="names no number of layers"):
+        trim({"model_type": "x"}, 1)
+    assert config_hash(config) == config_hash(dict(reversed(config.items()))) != config_hash(cut)
+
+
+@pytest.mark.parametrize("kind", ["window and dense", "latent"])
+def test_fewer_layers_run(torch, one_thread, kind):
+    (found,) = running.run(setup(trim(FILLED[kind], 1), phases=("decode",)), lambda made: None)
+    assert found.metadata["layers"] == 1
+
+
+def test_dtype_of_a_config():
+    for named, told in [("float16", "fp16"), ("torch.bfloat16", "bf16"), ("float32", "bf16"), (None, "bf16")]:
+        assert config_dtype({"torch_dtype": named}) == told
+    assert config_dtype({"text_config": {"dtype": "float16"}}) == "fp16"
+
+
+# The cache ------------------------------------------------------------------------------------
+
+
+def contents(torch, module, ids):
+    """What a real prefill of the prompt leaves in a growing cache."""
+    import transformers
+
+    from gambrel.measure.state import cache_argument
+
+    cache = transformers.DynamicCache(config=module.config)
+    with torch.no_grad():
+        module(**{"input_ids": ids, cache_argument(module): cache, "use_cache": True})
+    return cache
+
+
+@pytest.mark.parametrize("context", [6, 20])
+@pytest.mark.parametrize("kind", FILLED)
+def test_a_filled_cache_is_a_prompt(torch, one_thread, kind, context):
+    """With the contents of a real prefill in place of random ones, decode gives the whole prompt's last logits."""
+    from gambrel.measure.engines import Eager, Pass
+
+    module = tiny(FILLED[kind]).module
+    ids = torch.arange(2 * context).reshape(2, context) * 37 % 128
+    real = contents(torch, module, ids[:, :-1])
+
+    def fill(layer, name, tensor):
+        kept = getattr(real.layers[layer], name)
+        if tensor.shape[-2] == kept.shape[-2]:
+            tensor.copy_(kept)
+            return
+        oldest = (context - 1) % tensor.shape[-2]  # a ring: its oldest key is overwritten, the others are in any order
+        assert kept.shape[-2] == tensor.shape[-2] - 1
+        others = [slot for slot in range(tensor.shape[-2]) if slot != oldest]
+        tensor[..., others, :] = kept
+
+    step, eager = Pass(torch, module, (2, 1, context), fill), Eager()
+    step.inputs["input_ids"] = ids[:, -1:]
+    eager.prepare(step)
+    with torch.no_grad():
+        whole = module(input_ids=ids).logits[:, -1:]
+    torch.testing.assert_close(step.result(eager), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*FILLED, *STATEFUL])
+def test_repetitions_begin_from_the_same_state(torch, one_thread, kind):
+    """Finite, the same again after many repetitions, and a cache that has not grown."""
+    from gambrel.measure.engines import Eager, Pass, agreement
+
+    module = tiny({**FILLED, **STATEFUL}[kind]).module
+    for shape in ((2, 1, 24), (2, 16, 16)):
+        step, eager = Pass(torch, module, shape), Eager()
+        eager.prepare(step)
+        first = step.result(eager)
+        assert first.shape == (2, 1, 128)
+        assert bool(first.isfinite().all())
+        held = sizes(torch, step.cache)
+        for _ in range(5):
+            eager.run()
+        assert sizes(torch, step.cache) == held
+        assert agreement(first, step.result(eager)).difference == 0
+
+
+def sizes(torch, cache):
+    return [
+        (name, tuple(value.shape))
+        for layer in cache.layers
+        for name, value in vars(layer).items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def test_the_cache_holds_the_context(torch):
+    from gambrel.measure.engines import Pass
+
+    step = Pass(torch, tiny(LLAMA).module, (3, 1, 24))
+    for layer in step.cache.layers:
+        assert layer.keys.shape == (3, 2, 24, 16)
+        assert int(layer.cumulative_length) == 23
+        assert float(layer.keys[:, :, :23].std()) > 0.5
+    windowed = Pass(torch, tiny(FILLED["windows alone"]).module, (3, 1, 24))
+    assert {layer.keys.shape[-2] for layer in windowed.cache.layers} == {8}
+
+
+def test_a_state_of_its_own_kind_is_refused(torch):
+    from gambrel.measure.engines import Pass
+    from gambrel.measure.state import StateError
+
+    rwkv = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
+    with pytest.raises(StateError, match="state of its own kind"):
+        Pass(torch, tiny({**rwkv, "attention_hidden_size": 64}).module, (1, 1, 8))
+
+
+# Engines --------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A device that captures: every operator runs once while it is captured, and a replay runs them again."""
+
+    def __init__(self, broken=0.0):
+        self.broken, self.told = broken, []
+
+    def capture(self, before, call):
+        for _ in range(3):
+            before()
+            call()
+        before()
+        output = call()
+        self.told.append("captured")
+
+        def replay():
+            self.told.append("replayed")
+            output.copy_(call() + self.broken)
+
+        return replay, output
+
+
+@pytest.mark.parametrize("kind", ["dense", "window and dense", "latent"])
+@pytest.mark.parametrize("shape", [(2, 1, 24), (2, 16, 16)])
+def test_a_graph_replays_the_same(torch, one_thread, kind, shape):
+    """Every replay begins from the state of the capture, though the captured kernels advance it."""
+    from gambrel.measure.engines import Eager, Graph, Pass, agreement
+
+    step, device = Pass(torch, tiny(FILLED[kind]).module, shape), Recorder()
+    eager, graph = Eager(), Graph(device)
+    eager.prepare(step)
+    plain = step.result(eager)
+    graph.prepare(step)
+    for _ in range(3):
+        assert agreement(plain, step.result(graph)).difference == 0
+    assert device.told == ["captured", "replayed", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize("kind", [*FILLED, *STATEFUL])
+@pytest.mark.parametrize("shape", [(2, 1, 24), (2, 1, 6), (2, 16, 16)])
+def test_nothing_that_a_capture_forbids(torch, one_thread, kind, shape):
+    """No number goes to the host and none comes from it: both wait for the device, which no capture permits."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from gambrel.measure.engines import Pass
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func._overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    step = Pass(torch, tiny({**FILLED, **STATEFUL}[kind]).module, shape)
+    step.forward()  # what is made once is made here, as in a capture's warm-up
+    step.reset()
+    with Watch():
+        step.forward()
+    assert {"_local_scalar_dense", "lift_fresh", "nonzero"} & set(seen) == set()
+    assert "addmm" in seen or "mm" in seen
+
+
+def test_a_capture_that_fails_is_one_line(torch):
+    from gambrel.measure.engines import EngineError, Graph, Pass
+
+    class Refuses:
+        def capture(self, before, call):
+            raise RuntimeError("operation not permitted when stream is capturing\nand a long story")
+
+    step = Pass(torch, tiny(LLAMA).module, (1, 1, 8))
+    with pytest.raises(EngineError, match="cannot be captured as a CUDA graph: operation not permitted") as caught:
+        Graph(Refuses()).prepare(step)
+    assert "\n" not in str(caught.value)
+    assert int(step.cache.layers[0].cumulative_length) == 7, "the state is as before"
+
+
+def test_the_cuda_capturer_asks_in_the_right_order(torch):
+    """Warm-ups on a side stream that waits and is waited for, the state put back before each, then the capture."""
+    from contextlib import contextmanager, nullcontext
+    from types import SimpleNamespace
+
+    from gambrel.measure.engines import CudaCapturer
+
+    told = []
+
+    class Stream:
+        def __init__(self, name="side"):
+            self.name = name
+
+        def wait_stream(self, other):
+            told.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def graph(into):
+        told.append("capture begins")
+        yield
+        told.append("capture ends")
+
+    cuda = SimpleNamespace(
+        Stream=Stream,
+        current_stream=lambda: Stream("main"),
+        stream=lambda stream: nullcontext(told.append(f"on {stream.name}")),
+        synchronize=lambda: told.append("synchronise"),
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: told.append("replay")),
+        graph=graph,
+    )
+    capturer = CudaCapturer(SimpleNamespace(cuda=cuda))
+    replay, output = capturer.capture(lambda: told.append("reset"), lambda: told.append("call") or "logits")
+    replay()
+    assert output == "logits"
+    assert told == [
+        "side waits for main",
+        "on side",
+        *["reset", "call"] * 3,
+        "main waits for side",
+        "reset",
+        "synchronise",
+        "capture begins",
+        "call",
+        "capture ends",
+        "replay",
+    ]
+
+
+def test_engines_that_are_not_there(torch):
+    from gambrel.measure.engines import CudaCapturer, EngineError, Graph, engine
+
+    with pytest.raises(EngineError, match="this runs on a CPU"):
+        engine("graph", torch, "cpu")
+    assert isinstance(engine("graph", torch, "cuda:0"), Graph)
+    assert isinstance(engine("graph", torch, "cuda:0").capturer, CudaCapturer)
+    with pytest.raises(EngineError, match="accepted is torch, compile, graph"):
+        engine("magic", torch, "cpu")
+
+
+def with_graph(monkeypatch, device):
+    """A machine whose graphs are those of `device`."""
+    from gambrel.measure import engines
+
+    plain = engines.engine
+    fake = lambda name, *rest: engines.Graph(device) if name == "graph" else plain(name, *rest)
+    monkeypatch.setattr(engines, "engine", fake)
+
+
+def test_engines_agree_and_are_recorded(torch, one_thread, monkeypatch, tmp_path):
+    with_graph(monkeypatch, Recorder())
+    path = str(tmp_path / "runs.jsonl")
+    done = running.run(setup(engines=("torch", "graph")), lambda made: record.append(made, path))
+    stored, told = record.read_all(path)
+    assert told == []
+    assert [one.to_dict() for one in stored] == [one.to_dict() for one in done]
+    assert [(m.metadata["phase"], m.metadata["engine"]) for m in stored] == [
+        ("prefill", "torch"),
+        ("prefill", "graph"),
+        ("decode", "torch"),
+        ("decode", "graph"),
+    ]
+    assert len({one.id for one in stored}) == 4
+    for one in stored:
+        known = one.metadata
+        assert {*record.SAME, *DOCUMENTED} <= known.keys()
+        assert known["finite"] is True
+        assert known["versions"].keys() >= {"gambrel", "python", "torch", "transformers"}
+        assert (known["difference"], known["same_tokens"]) == (
+            (0.0, True) if known["engine"] == "graph" else (None,) * 2
+        )
+        assert 0 < known["harness_s"] < one.median_s
+
+
+DOCUMENTED = """threads versions git_revision started_at busy cpu_share config_hash layers layers_total params_total
+weights engine finite difference same_tokens harness_s calls rejected""".split()
+
+
+def test_engines_that_disagree_get_no_time(torch, one_thread, monkeypatch, tmp_path):
+    """And what was recorded before stays."""
+    with_graph(monkeypatch, Recorder(broken=1.0))
+    kept = []
+    with pytest.raises(running.RunError, match="engine graph differs from the first engine"):
+        running.run(setup(engines=("torch", "graph"), phases=("decode",)), kept.append)
+    assert [one.metadata["engine"] for one in kept] == ["torch"]
+
+
+def test_what_is_not_finite_gets_no_time(torch, one_thread, monkeypatch):
+    with_graph(monkeypatch, Recorder(broken=float("nan")))
+    with pytest.raises(running.RunError, match="not finite"):
+        running.run(setup(engines=("torch", "graph"), phases=("decode",)), lambda made: None)
+
+
+def test_a_failed_write_leaves_earlier_records(torch, one_thread, monkeypatch, tmp_path):
+    """The disk is full from the second record on."""
+    path, written = str(tmp_path / "runs.jsonl"), []
+    write = record._write
+
+    def full(file, data):
+        written.append(data)
+        if len(written) > 1:
+            file.write(data[:20])
+            raise OSError(28, "No space left on device")
+        write(file, data)
+
+    monkeypatch.setattr(record, "_write", full)
+    with pytest.raises(record.RecordError, match="No space left"):
+        running.run(setup(), lambda made: record.append(made, path))
+    stored, told = record.read_all(path)
+    assert [one.metadata["phase"] for one in stored] == ["prefill"]
+    assert told == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_one_line():
+    made = record.Measurement("a", "a", (1.0,))
+    with pytest.raises(record.RecordError, match="cannot write the record to /dev/full"):
+        record.append(made, "/dev/full")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_agrees(torch, one_thread):
+    one, other = running.run(setup(trim(LLAMA, 1), engines=("torch", "compile"), phases=("decode",)), lambda made: None)
+    assert other.metadata["difference"] < 1e-4
+    assert one.metadata["difference"] is None
+
+
+# Setup and what follows -----------------------------------------------------------------------
+
+
+def test_setup_refuses():
+    for options, told in [
+        ({"phases": ("train",)}, "--phase train: accepted is prefill, decode"),
+        ({"engines": ("vllm",)}, "--engine vllm: accepted is torch, compile, graph"),
+        ({"dtype": "fp8"}, "--dtype fp8: accepted is fp32, bf16, fp16"),
+        ({"prompt_tokens": 1}, "--prompt 1"),
+    ]:
+        with pytest.raises(running.RunError, match=told):
+            setup(**options)
+    assert setup(trim(LLAMA, 1)).label == "tiny"
+    assert running.Setup("tiny", trim(LLAMA, 1), 2).label == "tiny (1 of 2 layers)"
+
+
+ARTICLE = {"memory_s": 2.57e-3, "compute_s": 0.01e-3}
+VERDICTS = {
+    "the article's decode": ((8.0e-3, 3.43e-3, "graph"), ARTICLE, "launch", "gain of 2.33 x"),
+    "a graph that gains nothing": ((3.5e-3, 3.43e-3, "graph"), ARTICLE, "memory", "75% of the 3.43 ms"),
+    "prefill": ((9e-3, 8.9e-3, "graph"), {"memory_s": 3e-3, "compute_s": 7e-3}, "compute", "launches are not"),
+    "just under a fifth": ((1.0, 0.81, "graph"), {}, "undecided", "no floor"),
+    "just over a fifth": ((1.0, 0.79, "graph"), {}, "launch", "210 ms were launches"),
+    "compile proves no launches": ((8.0e-3, 3.43e-3, "compile"), {}, "undecided", "fusing and by fewer launches"),
+    "compile near the floor": ((4e-3, 3.43e-3, "compile"), ARTICLE, "memory", "torch.compile gains 1.17 x"),
+    "eager alone": ((3.43e-3,), ARTICLE, "memory", "75%"),
+    "far from every floor": ((9e-3,), ARTICLE, "undecided", "29% of the 9.00 ms"),
+    "below the floor": ((2e-3,), ARTICLE, "error", "below the memory floor"),
+    "above a measured ceiling": ((2e-3,), {**ARTICLE, "ceilings": True}, "memory", "128% of the 2.00 ms"),
+    "a graph alone": ((None, 3.43e-3, "graph"), ARTICLE, "memory", "75%"),
+    "nothing known": ((3e-3,), {}, "undecided", "--device"),
+}
+
+
+@pytest.mark.parametrize(("times", "floors", "limit", "told"), VERDICTS.values(), ids=VERDICTS)
+def test_verdicts(times, floors, limit, told):
+    verdict = judge(Evidence(*times, **floors))
+    assert verdict.limit == limit
+    assert told in verdict.evidence
+    assert "\n" not in str(verdict)
+
+
+def stored(engine, value, **known):
+    facts = {"phase": "decode", "batch": 1, "new_tokens": 1, "context_tokens": 8, "machine": "m", "device": "d"}
+    facts |= {"dtype": "bf16", "model": "tiny", "config_hash": "c", "threads": 1, "layers": 2, "layers_total": 2}
+    facts |= {"harness_s": 1e-6, "busy": False, "difference": None, "same_tokens": None, "notes": [], "engine": engine}
+    return record.Measurement(f"{engine}-{value}", engine, (value,) * 3, (), {**facts, **known})
+
+
+def test_launches_are_eager_minus_graph():
+    eager, graph = stored("torch", 8e-3), stored("graph", 3e-3)
+    assert running.launch_s(eager, [eager, graph]) == pytest.approx(5e-3)
+    assert running.launch_s(eager, [graph, stored("graph", 4e-3)]) == pytest.approx(4e-3), "the newest"
+    assert running.launch_s(graph, [eager, graph]) is None
+    for other in ({"machine": "n"}, {"context_tokens": 9}, {"config_hash": "d"}, {"dtype": "fp32"}):
+        assert running.launch_s(eager, [eager, stored("graph", 3e-3, **other)]) is None
+
+
+def test_rows_stand_beside_their_bounds():
+    bound = Bound({"memory": 2e-3, "compute": 1e-3}, 2e-3)
+    row = running.row(stored("torch", 4e-3, batch=3), bound)
+    assert (row.fraction, row.binding, row.tokens_per_s) == (0.5, "memory", pytest.approx(750))
+    assert running.row(stored("torch", 4e-3)).fraction is None
+    judged = running.judged([stored("torch", 8e-3), stored("graph", 3e-3)], {"decode": bound})
+    assert [(one.verdict.limit, one.gain) for one in judged] == [("launch", pytest.approx(8 / 3))]
+
+
+# The command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(torch, one_thread, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GAMBREL_DATA", str(tmp_path / "data"))
+    config = {**LLAMA, "torch_dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+
+    def call(*arguments):
+        status = main(list(arguments))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+RUN = ["run", "config.json", "--quick", "--engine", "torch", "--threads", "1", "--prompt", "8", "--context", "8"]
+DEVICE = ["--device", "cpu-epyc-9654"]
+
+
+def test_the_command_prints_and_records(command, tmp_path):
+    status, out, err = command(*RUN, *DEVICE, "--layers", "1")
+    assert (status, err) == (0, "")
+    assert "(1 of 2 layers) with random weights in bf16" in out
+    assert "only the first 1 of 2 layers" in out
+    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 124
+    stored, _ = record.read_all(str(tmp_path / "data" / "runs.jsonl"))
+    assert all(one.id in out for one in stored)
+    assert len(stored) == 2
+
+
+def test_the_command_in_every_format(command):
+    document = json.loads(command(*RUN, *DEVICE, "--format", "json")[1])
+    assert (document["schema"], document["schema_version"]) == ("gambrel.run", 1)
+    assert document["runs"][1]["fraction"] == document["runs"][1]["bound_s"] / document["runs"][1]["median_s"]
+    rows = list(csv.DictReader(io.StringIO(command(*RUN, "--phase", "decode", "--format", "csv")[1])))
+    assert [row["phase"] for row in rows] == ["decode", "decode"]
+    assert "| --" in command(*RUN, "--phase", "decode", "--format", "markdown")[1]
+
+
+def test_a_stored_run_against_its_bound(command, monkeypatch):
+    command(*RUN, "--phase", "decode", "--layers", "1")
+    status, out, _ = command("compare", "config.json", "--run", "last", *DEVICE, "--format", "json")
+    document = json.loads(out)
+    (found,), _ = record.read_all()
+    assert status == 0
+    assert document["measured_s"] == found.median_s
+    assert document["kv_bytes"] == 1 * 8 * 2 * 2 * 16 * 2 + 2 * 2 * 16 * 2, "one layer, 8 keys read, one written"
+    graph = record.Measurement("graph", "graph", (found.median_s / 2,) * 3, (), {**found.metadata, "engine": "graph"})
+    record.append(graph)
+    parts = json.loads(command("compare", "config.json", "--run", found.id, *DEVICE, "--format", "json")[1])["parts"]
+    assert {part["name"]: part["time_s"] for part in parts}["launches"] == pytest.approx(found.median_s / 2)
+
+
+def test_what_is_wrong_is_one_line(command):
+    command(*RUN, "--phase", "decode")
+    for arguments, told in [
+        (["run", "config.json", "--engine", "graph", "--on", "cpu"], "this runs on a CPU"),
+        (["run", "config.json", "--layers", "9"], "accepted is 1 to 2"),
+        (["run", "config.json", "--phase", "train"], "accepted is prefill, decode"),
+        (["run", "config.json", "--dtype", "fp4"], "accepted is fp32"),
+        (["run", "config.json", "--on", "cuda:7"], "cuda:7"),
+        (["compare", "llama-3-8b", "--run", "last", *DEVICE], "whose config is not that of llama-3-8b"),
+        (["compare", "config.json", "--run", "nix", *DEVICE], "no run 'nix'"),
+        (["compare", "config.json", "--run", "last", "--measured", "1s", *DEVICE], "leave out --measured"),
+    ]:
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, ""), arguments
+        assert told in err
+        assert err.count("\n") == 1
+
+
+def test_without_the_extra_one_line(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(GambrelError, match=r"pip install 'gambrel\[torch\]'"):
+        building.libraries()
