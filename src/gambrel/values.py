@@ -62,7 +62,7 @@ def __delattr__(self: Any, name: str) -> NoReturn:
 
 
 def _fields(self: Any) -> tuple[Any, ...]:
-    return tuple(getattr(self, name) for name in type(self).__dataclass_fields__)
+    return tuple(map(self.__dict__.get, type(self).__dataclass_fields__))
 
 
 def __eq__(self: Any, other: object) -> bool:

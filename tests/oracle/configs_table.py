@@ -143,10 +143,11 @@ def summary(rows):
     missing = sum(verdict.startswith("no module") for verdict in counts)
     flops, differ = (sum(cells[7].startswith(word) for cells in rows) for word in ("equal", "differs"))
     untraced = sum(cells[7].startswith("not traced") for cells in rows)
+    others = len(rows) - equal - refused - missing
     return (
-        f"{len(rows)} configs: {equal} equal to the unit (the trap named where there is one), {missing} without a module to compare with, {refused} "
-        f"refused, {len(rows) - equal - refused - missing} otherwise. FLOPs equal to the trace's: {flops}; different "
-        f"for a stated reason: {differ}; not traced: {untraced}."
+        f"{len(rows)} configs: {equal} equal to the unit (the trap named where there is one), {missing} without a "
+        f"module to compare with, {refused} refused, {others} otherwise. FLOPs equal to the trace's: {flops}; "
+        f"different for a stated reason: {differ}; not traced: {untraced}."
     )
 
 

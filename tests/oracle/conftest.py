@@ -7,10 +7,16 @@ torch: the modules are built on the meta device by fixtures that skip where torc
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests beside this file can import compared.py
+
+from compared import MLA, base, without
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,7 @@ class Case:
 
 
 def _base(**keys: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": 320,
-        "hidden_size": 96,
-        "intermediate_size": 176,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 128,
-        "torch_dtype": "bfloat16",
-        **keys,
-    }
+    return base(torch_dtype="bfloat16", **keys)
 
 
 LLAMA = _base(model_type="llama")
@@ -65,12 +61,7 @@ GEMMA3 = _base(model_type="gemma3_text", head_dim=32, num_hidden_layers=4, slidi
 PHI3 = _base(model_type="phi3", pad_token_id=0)
 OLMO2 = _base(model_type="olmo2")
 DEEPSEEK = _base(
-    num_key_value_heads=12,
-    q_lora_rank=48,
-    kv_lora_rank=40,
-    qk_nope_head_dim=24,
-    qk_rope_head_dim=8,
-    v_head_dim=16,
+    **MLA,
     n_routed_experts=8,
     num_experts_per_tok=3,
     moe_intermediate_size=40,
@@ -117,7 +108,7 @@ FALCON = {
     "torch_dtype": "bfloat16",
 }
 FALCON_NEW = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 3}
-NEOX = {k: v for k, v in _base(model_type="gpt_neox").items() if k != "num_key_value_heads"}
+NEOX = without(_base(model_type="gpt_neox"), "num_key_value_heads")
 BLOOM = {
     "model_type": "bloom",
     "vocab_size": 320,
@@ -126,52 +117,39 @@ BLOOM = {
     "n_head": 12,
     "torch_dtype": "bfloat16",
 }
+TOWER = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+}
 GEMMA3_VISION = {
     "model_type": "gemma3",
-    "text_config": {k: v for k, v in GEMMA3.items() if k != "torch_dtype"},
-    "vision_config": {
-        "model_type": "siglip_vision_model",
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 56,
-        "patch_size": 14,
-        "vision_use_head": False,
-    },
+    "text_config": without(GEMMA3, "torch_dtype"),
+    "vision_config": {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
     "mm_tokens_per_image": 4,
     "torch_dtype": "bfloat16",
 }
 MISTRAL3 = {
     "model_type": "mistral3",
-    "text_config": {k: v for k, v in MISTRAL.items() if k != "torch_dtype"},
-    "vision_config": {
-        "model_type": "pixtral",
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 56,
-        "patch_size": 14,
-    },
+    "text_config": without(MISTRAL, "torch_dtype"),
+    "vision_config": {"model_type": "pixtral", **TOWER},
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
 
 
-def _without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in keys}
-
-
 CASES = (
     Case("llama", LLAMA),
     Case("llama-tied", {**LLAMA, "tie_word_embeddings": True}),
-    Case("llama-mha", _without(LLAMA, "num_key_value_heads")),
+    Case("llama-mha", without(LLAMA, "num_key_value_heads")),
     Case("llama-mqa-wide-head", {**LLAMA, "num_key_value_heads": 1, "head_dim": 48}),
     Case("llama-biases", {**LLAMA, "attention_bias": True, "mlp_bias": True}),
     Case("mistral", MISTRAL),
     Case("mistral-no-window", {**MISTRAL, "sliding_window": None}),
-    Case("mistral-defaults", _without({**MISTRAL, "num_attention_heads": 16}, "num_key_value_heads", "sliding_window")),
+    Case("mistral-defaults", without({**MISTRAL, "num_attention_heads": 16}, "num_key_value_heads", "sliding_window")),
     Case("mistral-tied-wide-head", {**MISTRAL, "tie_word_embeddings": True, "head_dim": 32}),
     Case("ministral3", MINISTRAL),
     Case("mixtral", MIXTRAL),
@@ -192,7 +170,7 @@ CASES = (
     Case("qwen2-tied", {**QWEN2, "tie_word_embeddings": True}),
     Case("qwen3", QWEN3),
     Case("qwen3-tied-bias", {**QWEN3, "tie_word_embeddings": True, "attention_bias": True}),
-    Case("qwen3-default-head", _without(QWEN3, "head_dim")),
+    Case("qwen3-default-head", without(QWEN3, "head_dim")),
     Case("qwen3-windows", {**QWEN3, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
     Case("qwen2_moe", QWEN2_MOE),
     Case("qwen2_moe-no-qkv-bias", {**QWEN2_MOE, "qkv_bias": False}),
@@ -204,7 +182,7 @@ CASES = (
     ),
     Case("qwen3_moe", QWEN3_MOE),
     Case("qwen3_moe-bias-tied", {**QWEN3_MOE, "attention_bias": True, "tie_word_embeddings": True}),
-    Case("qwen3_moe-no-head-dim", _without(QWEN3_MOE, "head_dim")),
+    Case("qwen3_moe-no-head-dim", without(QWEN3_MOE, "head_dim")),
     Case(
         "qwen3_moe-mlp-only-step",
         {**QWEN3_MOE, "num_hidden_layers": 4, "mlp_only_layers": [1], "decoder_sparse_step": 2},
@@ -219,11 +197,11 @@ CASES = (
         {**GEMMA2, "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"]},
     ),
     Case("gemma3_text", GEMMA3),
-    Case("gemma3_text-default-pattern", {**_without(GEMMA3, "sliding_window_pattern"), "num_hidden_layers": 7}),
+    Case("gemma3_text-default-pattern", {**without(GEMMA3, "sliding_window_pattern"), "num_hidden_layers": 7}),
     Case(
         "gemma3_text-layer-types-bias",
         {
-            **_without(GEMMA3, "sliding_window_pattern"),
+            **without(GEMMA3, "sliding_window_pattern"),
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
             "attention_bias": True,
             "tie_word_embeddings": False,
@@ -241,13 +219,13 @@ CASES = (
     Case("mistral3-vision", MISTRAL3),
     Case("mistral3-vision-merge", {**MISTRAL3, "spatial_merge_size": 4, "multimodal_projector_bias": True}),
     Case("phi3", PHI3),
-    Case("phi3-mha-tied", {**_without(PHI3, "num_key_value_heads"), "tie_word_embeddings": True}),
+    Case("phi3-mha-tied", {**without(PHI3, "num_key_value_heads"), "tie_word_embeddings": True}),
     Case("phi3-window", {**PHI3, "sliding_window": 12}),
     Case("phi3-partial-rotary", {**PHI3, "partial_rotary_factor": 0.75}),
     Case("deepseek_v2", DEEPSEEK2),
     Case("deepseek_v2-no-q-rank", {**DEEPSEEK2, "q_lora_rank": None}),
     Case("deepseek_v2-dense-layers", {**DEEPSEEK2, "first_k_dense_replace": 2, "n_shared_experts": 1}),
-    Case("deepseek_v2-all-sparse", _without(DEEPSEEK2, "first_k_dense_replace")),
+    Case("deepseek_v2-all-sparse", without(DEEPSEEK2, "first_k_dense_replace")),
     Case("deepseek_v2-bias-tied", {**DEEPSEEK2, "attention_bias": True, "tie_word_embeddings": True}),
     Case("deepseek_v2-small-latent", {**DEEPSEEK2, "kv_lora_rank": 16}),
     Case(
@@ -259,11 +237,11 @@ CASES = (
     Case("deepseek_v3-shared", {**DEEPSEEK3, "n_shared_experts": 3, "first_k_dense_replace": 0}),
     Case("gpt_oss", GPT_OSS),
     Case("gpt_oss-no-bias-tied", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
-    Case("gpt_oss-default-head", _without(GPT_OSS, "head_dim", "attention_bias")),
+    Case("gpt_oss-default-head", without(GPT_OSS, "head_dim", "attention_bias")),
     Case("olmo2", OLMO2),
     Case(
         "olmo2-mha-bias-tied",
-        {**_without(OLMO2, "num_key_value_heads"), "attention_bias": True, "tie_word_embeddings": True},
+        {**without(OLMO2, "num_key_value_heads"), "attention_bias": True, "tie_word_embeddings": True},
     ),
     Case("gpt2", GPT2),
     Case("gpt2-inner", {**GPT2, "n_inner": 96}),
@@ -279,13 +257,13 @@ CASES = (
     Case("falcon-40b-like", FALCON_NEW),
     Case("falcon-11b-like", {**FALCON_NEW, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96}),
     Case("falcon-new-bias-untied", {**FALCON_NEW, "bias": True, "tie_word_embeddings": False}),
-    Case("falcon-old-names", {**_without(FALCON, "hidden_size"), "n_embed": 96}),
+    Case("falcon-old-names", {**without(FALCON, "hidden_size"), "n_embed": 96}),
     Case("gpt_neox", NEOX),
     Case("gpt_neox-sequential-tied", {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True}),
     Case("gpt_neox-no-bias", {**NEOX, "attention_bias": False, "rotary_pct": 1.0}),
     Case("bloom", BLOOM),
     Case("bloom-untied", {**BLOOM, "tie_word_embeddings": False}),
-    Case("bloom-old-names", {**_without(BLOOM, "hidden_size"), "n_embed": 96}),
+    Case("bloom-old-names", {**without(BLOOM, "hidden_size"), "n_embed": 96}),
     Case(
         "bloom-inner",
         {**BLOOM, "n_inner": 96},

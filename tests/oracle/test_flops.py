@@ -22,8 +22,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from compared import counted, gambrel_flops
 
-from gambrel.model.reader import read_config
 from gambrel.types import Step
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
@@ -31,37 +31,13 @@ pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 BATCH = 2
 #: Steps in order: name -> new tokens, rows that go through the output head. The windows of the small models are 12.
 STEPS = {"prefill": (20, "all"), "chunk": (5, "all"), "decode": (1, "all"), "last row": (3, "last")}
-ATTENTION = ("aten.bmm", "aten.baddbmm")
-
-
-def counter(modules: Any) -> Any:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    return FlopCounterMode(display=False)
 
 
 def module_flops(module: Any, modules: Any, new_tokens: int, logits: str, cache: Any) -> tuple[dict[str, int], Any]:
     """FLOPs of one forward pass by role, and the cache after it."""
-    with counter(modules) as counted:
-        out = modules.forward(module, new_tokens, cache, BATCH, logits_to_keep=0 if logits == "all" else 1)
-    by_module = {
-        name: {str(operator): flops for operator, flops in counts.items()}
-        for name, counts in counted.get_flop_counts().items()
-    }
-    experts = sum(sum(counts.values()) for name, counts in by_module.items() if name.endswith(".experts"))
-    attention = sum(by_module["Global"].get(operator, 0) for operator in ATTENTION) - experts
-    return {"gemm": counted.get_total_flops() - attention, "attention": attention}, out.past_key_values
-
-
-def gambrel_flops(config: dict[str, Any], step: Step) -> dict[str, int]:
-    """FLOPs of the same pass by role."""
-    reading = read_config(config)
-    flops = {"gemm": 0, "attention": 0}
-    for op in reading.arch.ops(step, reading.precision.numerics()):
-        assert op.cost.flops == 0 or op.role in flops, f"{op.name} has FLOPs in role {op.role}"
-        if op.role in flops:
-            flops[op.role] += op.cost.flops * op.count
-    return flops
+    kept = 0 if logits == "all" else 1
+    flops, out = counted(lambda: modules.forward(module, new_tokens, cache, BATCH, logits_to_keep=kept))
+    return flops, out.past_key_values
 
 
 def mla_forms(config: dict[str, Any], modules: Any, new_tokens: int, context: int) -> dict[str, dict[str, int]]:
@@ -87,10 +63,8 @@ def mla_forms(config: dict[str, Any], modules: Any, new_tokens: int, context: in
     for form, roles in products.items():
         flops[form] = {}
         for role, pairs in roles.items():
-            with counter(modules) as counted:
-                for left, right in pairs:
-                    empty(*left) @ empty(*right)
-            flops[form][role] = counted.get_total_flops()
+            by_role, _ = counted(lambda pairs=pairs: [empty(*left) @ empty(*right) for left, right in pairs])
+            flops[form][role] = sum(by_role.values())
     return flops
 
 

@@ -11,7 +11,6 @@ What makes FLOPs comparable with FlopCounterMode, beside what test_flops.py says
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from compared import GROUPS, assert_refused, counts, gambrel_flops, published, truth
 
 from gambrel.model import arch as totals
 from gambrel.model.fields import ConfigError
@@ -80,24 +80,6 @@ def state_elements(reading: Reading) -> int:
     return count
 
 
-def counts(reading: Reading) -> dict[str, float]:
-    tensors = list(reading.arch.tensors())
-    return {
-        "total": totals.params_total(tensors),
-        "active": totals.params_active(tensors),
-        "kv_bytes_per_token": totals.kv_bytes_per_token(reading.arch.caches(reading.precision.numerics())),
-        "state_elements": state_elements(reading),
-    }
-
-
-def load(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A published config and its true counts."""
-    folder = shared / "configs"
-    with (folder / "truth.csv").open(newline="", encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if row["file"] == f"{name}.json")
-    return json.loads((folder / "models" / f"{name}.json").read_text(encoding="utf-8")), row
-
-
 def right_counts(row: dict[str, str], towers: int = 0) -> dict[str, int]:
     total = int(row["total_params"])
     return {
@@ -111,9 +93,9 @@ def right_counts(row: dict[str, str], towers: int = 0) -> dict[str, int]:
 @pytest.mark.parametrize("name", REAL)
 def test_published(name: str, shared: Path) -> None:
     """Total and active parameters, KV bytes per token and elements of fixed state, to the unit."""
-    config, row = load(shared, name)
+    config, row = published(shared, name), truth(shared, name)
     reading = read_config(config, Overrides(kv="bf16"))
-    assert counts(reading) == right_counts(row)
+    assert {**counts(reading), "state_elements": state_elements(reading)} == right_counts(row)
     assert reading.unread == ()
 
 
@@ -128,48 +110,37 @@ MISFILED = {
 }
 
 #: gambrel's groups -> columns of the truth.
-GROUPS = {
-    "attention": "attention",
-    "mlp": "mlp",
-    "experts": "experts_routed",
-    "shared_experts": "shared_experts",
-    "router": "router",
-    "norm": "norm",
-    "recurrent": "ssm_linear_attn",
-    "latent": "moe_other",
-}
+OF_ALL = {**GROUPS, "recurrent": "ssm_linear_attn", "latent": "moe_other"}
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_published_groups(name: str, shared: Path) -> None:
     """Parameters by group, where the truth's own patterns sort them alike."""
-    config, row = load(shared, name)
+    config, row = published(shared, name), truth(shared, name)
     got = totals.params_by_group(read_config(config).arch.tensors())
-    compared = {group: column for group, column in GROUPS.items() if group not in MISFILED.get(name, ())}
+    compared = {group: column for group, column in OF_ALL.items() if group not in MISFILED.get(name, ())}
     assert {g: got.get(g, 0) for g in compared} == {g: int(row[column]) for g, column in compared.items()}
 
 
 @pytest.mark.parametrize("name", INNER)
 def test_published_inside(name: str, shared: Path) -> None:
     """The same for the text models of multimodal configs."""
-    config, row = load(shared, name)
+    config, row = published(shared, name), truth(shared, name)
     text = {key: value for key, value in config["text_config"].items() if key != "architectures"}
     reading = read_config(text, Overrides(kv="bf16"))
-    assert counts(reading) == right_counts(row, int(row["multimodal"]))
+    assert {**counts(reading), "state_elements": state_elements(reading)} == right_counts(row, int(row["multimodal"]))
     assert reading.unread == ()
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, shared: Path) -> None:
     """What nobody confirms is refused."""
-    with pytest.raises(ConfigError) as refusal:
-        read_config(load(shared, name)[0])
-    assert [word for word in REFUSED[name] if word not in str(refusal.value)] == []
+    assert_refused(published(shared, name), REFUSED[name])
 
 
 def test_qwen3_next_state(shared: Path) -> None:
     """One sequence of 8192 tokens: 0.259 GiB, keys and values in bf16, delta-rule states in fp32."""
-    reading = read_config(load(shared, "Qwen__Qwen3-Coder-Next-Base")[0])
+    reading = read_config(published(shared, "Qwen__Qwen3-Coder-Next-Base"))
     caches = reading.arch.caches(reading.precision.numerics())
     assert round(totals.state_bytes(caches, 8192) / 2**30, 3) == 0.259
     layers, state, convolution = 36, 32 * 128 * 128 * 4, 8192 * 3 * 2
@@ -652,14 +623,6 @@ def module_flops(module: Any, new_tokens: int, cache: Any, modules: Any, batch: 
     return flops, next((out[name] for name in CACHES if out.get(name) is not None), cache)
 
 
-def gambrel_flops(config: dict[str, Any], step: Step) -> int:
-    """FLOPs of the same pass; none in roles other than gemm and attention."""
-    reading = read_config(config)
-    ops = reading.arch.ops(step, reading.precision.numerics())
-    assert {op.role for op in ops if op.cost.flops} <= {"gemm", "attention"}
-    return sum(op.cost.flops * op.count for op in ops)
-
-
 def latent_change(config: dict[str, Any], new_tokens: int, context: int) -> int:
     """What the cheaper form of latent attention differs from the module's, which expands every cached key."""
     h, c = config["num_attention_heads"], config["kv_lora_rank"]
@@ -691,7 +654,8 @@ def test_flops(small: Case, modules: Any) -> None:
         if "kv_lora_rank" in config:
             flops += latent_change(config, new_tokens, context)
         right.append(flops)
-        got.append(gambrel_flops(config, Step(batch, new_tokens, context, causal=False, logits="all")))
+        step = Step(batch, new_tokens, context, causal=False, logits="all")
+        got.append(sum(gambrel_flops(config, step).values()))
     assert got == right
 
 

@@ -13,18 +13,18 @@ that FlopCounterMode counts m·k rows whatever the routing. Corrections to what 
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from compared import MLA, base, counts, gambrel_flops, published, truth, without
 
 from gambrel.model import arch as totals
 from gambrel.model.families import find
 from gambrel.model.fields import ConfigError
 from gambrel.model.precision import Overrides
-from gambrel.model.reader import Reading, read_config
+from gambrel.model.reader import read_config
 from gambrel.types import Step
 
 TYPE_CHECKING = False
@@ -47,29 +47,31 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
         "total": (560_664_958_976, LONGCAT),
         "active": (27_954_796_544, "8 of 12 chosen experts compute under uniform routing: published 27 B"),
     },
-    "deepseek-ai__DeepSeek-V4-Flash.json": {"kv": (50_912, V4_CACHE)},
-    "nvidia__DeepSeek-V4-Flash-NVFP4.json": {"kv": (50_912, V4_CACHE)},
-    "deepseek-ai__DeepSeek-V4-Pro.json": {"kv": (72_312, V4_CACHE)},
+    "deepseek-ai__DeepSeek-V4-Flash.json": {"kv_bytes_per_token": (50_912, V4_CACHE)},
+    "nvidia__DeepSeek-V4-Flash-NVFP4.json": {"kv_bytes_per_token": (50_912, V4_CACHE)},
+    "deepseek-ai__DeepSeek-V4-Pro.json": {"kv_bytes_per_token": (72_312, V4_CACHE)},
     "sgl-project__DeepSeek-V4-Pro-FP8.json": {
         "total": (1_572_997_179_491, SAME_AS_PRO),
         "active": (49_779_058_787, SAME_AS_PRO),
-        "kv": (72_312, SAME_AS_PRO),
+        "kv_bytes_per_token": (72_312, SAME_AS_PRO),
     },
-    "jetmoe__jetmoe-8b.json": {"kv": (196_608, "no module cache was made: 24 layers x 16 heads x 128 x 2 x 2 bytes")},
+    "jetmoe__jetmoe-8b.json": {
+        "kv_bytes_per_token": (196_608, "no module cache was made: 24 layers x 16 heads x 128 x 2 x 2 bytes")
+    },
     "deepseek-ai__deepseek-moe-16b-chat.json": {
         "total": (16_375_728_128, "the count of its safetensors; published 16.4 B"),
         "active": (2_828_650_496, "published 2.8 B"),
-        "kv": (229_376, "28 layers x 16 heads x 128 x 2 x 2 bytes"),
+        "kv_bytes_per_token": (229_376, "28 layers x 16 heads x 128 x 2 x 2 bytes"),
     },
     "inclusionAI__Ling-plus-base.json": {
         "total": (290_602_910_976, "published 290 B"),
         "active": (29_004_170_496, "published 28.8 B"),
-        "kv": (270_336, "88 layers x 8 heads x 96 x 2 x 2 bytes"),
+        "kv_bytes_per_token": (270_336, "88 layers x 8 heads x 96 x 2 x 2 bytes"),
     },
     "stepfun-ai__step3-text.json": {
         "total": (316_294_538_240, "arXiv:2507.19427: 316 B in the language model"),
         "active": (38_841_328_640, "arXiv:2507.19427: 38 B"),
-        "kv": (62_464, "61 layers x 1 head x 256 x 2 x 2 bytes"),
+        "kv_bytes_per_token": (62_464, "61 layers x 1 head x 256 x 2 x 2 bytes"),
     },
 }
 
@@ -95,28 +97,16 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
     return {**config["text_config"], **outer} if "text_config" in config else config
 
 
-def counts(reading: Reading) -> dict[str, float]:
-    tensors = list(reading.arch.tensors())
-    return {
-        "total": totals.params_total(tensors),
-        "active": totals.params_active(tensors),
-        "kv": totals.kv_bytes_per_token(reading.arch.caches(reading.precision.numerics())),
-    }
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_published(name: str, shared: Path) -> None:
     """Total and active parameters and KV bytes per token of every published config, to the unit."""
-    file = f"{name}.json"
-    with (shared / "configs" / "truth.csv").open(newline="", encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if row["file"] == file)
-    right = {key: value for key, (value, _) in EXCEPTIONS.get(file, {}).items()}
+    row = truth(shared, name)
+    right = {key: value for key, (value, _) in EXCEPTIONS.get(row["file"], {}).items()}
     if row["status"] == "ok":
         tower = int(row["multimodal"])
         told = {"total": int(row["total_params"]) - tower, "active": int(row["active_params"]) - tower}
-        right = {**told, "kv": int(row["kv_bytes_per_token_bf16"] or 0), **right}
-    config = json.loads((shared / "configs" / "models" / file).read_text(encoding="utf-8"))
-    reading = read_config(text_of(config), Overrides(kv="bf16"))
+        right = {**told, "kv_bytes_per_token": int(row["kv_bytes_per_token_bf16"] or 0), **right}
+    reading = read_config(text_of(published(shared, name)), Overrides(kv="bf16"))
     assert counts(reading) == right
     assert set(reading.unread) <= {"enable_lm_head_fp32"}
 
@@ -130,14 +120,12 @@ def test_v4_cache(name: str, windows: int, sparse: int, heavy: int, shared: Path
     their overlap did not grow from that length to the next. gambrel counts each vector once and spreads an entry over
     the tokens that it stands for; the buffers are fixed state.
     """
-    with (shared / "configs" / "truth.csv").open(newline="", encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if row["file"] == f"deepseek-ai__DeepSeek-V4-{name}.json")
+    row = truth(shared, f"deepseek-ai__DeepSeek-V4-{name}")
     layers = windows + sparse + heavy
     assert int(row["kv_elems_per_token"]) == 512 * (layers + windows + 2 * heavy)
     overlap, entries = 2 * 4 * (512 + 128), 13 * (512 + 128)
     assert int(row["fixed_state_elems"]) == sparse * (overlap + entries)
-    path = shared / "configs" / "models" / row["file"]
-    reading = read_config(json.loads(path.read_text(encoding="utf-8")), Overrides(kv="bf16"))
+    reading = read_config(published(shared, row["file"]), Overrides(kv="bf16"))
     caches = reading.arch.caches(reading.precision.numerics())
     assert totals.kv_bytes_per_token(caches) == 2 * (512 * layers + sparse * (512 + 128) // 4 + heavy * 512 // 128)
     waiting = 2 * (3 * 2 * (512 + 128) * sparse + 127 * 512 * heavy)
@@ -154,8 +142,7 @@ def test_v4_cache(name: str, windows: int, sparse: int, heavy: int, shared: Path
 )
 def test_v4_experts_are_stored_narrow(name: str, bits: float, shared: Path) -> None:
     """Bits of one routed expert's weight, scales included."""
-    config = json.loads((shared / "configs" / "models" / f"{name}.json").read_text(encoding="utf-8"))
-    experts = [tensor for tensor in read_config(config).arch.tensors() if tensor.group == "experts"]
+    experts = [tensor for tensor in read_config(published(shared, name)).arch.tensors() if tensor.group == "experts"]
     stored = sum(tensor.stored_bytes * tensor.copies for tensor in experts)
     assert 8 * stored / sum(tensor.params * tensor.copies for tensor in experts) == pytest.approx(bits)
 
@@ -176,32 +163,14 @@ class Small:
 
 
 def small(name: str, extra_params: int = 0, **keys: Any) -> Small:
-    base = {
-        "model_type": name.split("-")[0],
-        "vocab_size": 320,
-        "hidden_size": 96,
-        "intermediate_size": 176,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 128,
-        "pad_token_id": 0,
-    }
-    return Small(name, {key: value for key, value in {**base, **keys}.items() if value != "absent"}, extra_params)
+    config = base(model_type=name.split("-")[0], **{"num_hidden_layers": 4, "pad_token_id": 0, **keys})
+    return Small(name, without(config, *(key for key, value in config.items() if value == "absent")), extra_params)
 
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
 TWO = {"num_local_experts": 8, "num_experts_per_tok": 2}
-MLA = {
-    "num_key_value_heads": 12,
-    "q_lora_rank": 48,
-    "kv_lora_rank": 40,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
 INDEX = {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 4}
 V4 = {
     "intermediate_size": "absent",
@@ -449,13 +418,6 @@ def runner() -> Runner:
     return Runner()
 
 
-def flops(config: dict[str, Any], step: Step) -> float:
-    reading = read_config(config)
-    found = reading.arch.ops(step, reading.precision.numerics())
-    assert {op.role for op in found if op.cost.flops} <= {"gemm", "attention"}
-    return sum(op.cost.flops * op.count for op in found)
-
-
 def mla_saving(config: dict[str, Any], rows: int, keys: int, layers: int) -> int:
     """FLOPs by which the absorbed form is cheaper than the expanded one, which the module takes; 0 where it is not."""
     h, c, n = config["num_attention_heads"], config["kv_lora_rank"], config["qk_nope_head_dim"]
@@ -519,7 +481,8 @@ def test_flops(variant: Small, runner: Runner) -> None:
         counted, out = runner.run(module, new, cache, logits_to_keep=0 if logits == "all" else 1)
         cache = out.past_key_values
         right[name] = corrected(variant, counted, new, context, logits, sum(picked))
-        got[name] = flops(variant.config, Step(BATCH, new, context, causal=False, logits=logits))
+        step = Step(BATCH, new, context, causal=False, logits=logits)
+        got[name] = sum(gambrel_flops(variant.config, step).values())
     assert got == right
 
 
@@ -647,7 +610,7 @@ def test_every_family_has_a_small_model() -> None:
     """Every type of the two modules that transformers has is among the small models."""
     from gambrel.model.families import compressed, moe
 
-    types = {*moe.FAMILIES, *moe.CUSTOM, *compressed.CUSTOM}
+    types = {*moe.FAMILIES, *compressed.FAMILIES}
     assert all(find(name) is not None for name in types)
     # hunyuan and deepseek_ref are other names; the rest is not in transformers 5.24
     others = {"hunyuan", "deepseek_ref", "deepseek", "bailing_moe", "step3_text"}

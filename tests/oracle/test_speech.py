@@ -7,22 +7,19 @@ queries, keys and values, which gambrel does not.
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from compared import assert_refused, counted, flops_of, published, truth
 
 from gambrel.model import arch as totals
 from gambrel.model.encdec_parts import DepthDecoder
-from gambrel.model.fields import ConfigError
 from gambrel.model.precision import Overrides
 from gambrel.model.reader import read_config
 from gambrel.types import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
@@ -41,10 +38,7 @@ GROUPS = ("attention", "mlp", "norm")
 @pytest.mark.parametrize("file", FILES)
 def test_published(file: str, shared: Path) -> None:
     """Total parameters and KV bytes per token; the truth has Granite's encoder spread over its other columns."""
-    with (shared / "configs" / "truth.csv").open(newline="", encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if row["file"] == file)
-    config = json.loads((shared / "configs" / "models" / file).read_text(encoding="utf-8"))
-    reading = read_config(config, Overrides(kv="bf16"))
+    row, reading = truth(shared, file), read_config(published(shared, file), Overrides(kv="bf16"))
     assert reading.unread == ()
     tensors, caches = list(reading.arch.tensors()), reading.arch.caches(reading.precision.numerics())
     assert totals.params_total(tensors) == totals.params_active(tensors) == int(row["total_params"])
@@ -269,26 +263,6 @@ def test_parameters(small: Small, modules: Any) -> None:
     assert totals.params_by_group(tensors)["audio"] == audio - depth
 
 
-def counted(modules: Any, run: Callable[[], Any]) -> dict[str, int]:
-    """FLOPs by role of what `run` does."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, modules.torch.no_grad():
-        run()
-    counts = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
-    attention = counts.get("aten.bmm", 0) + counts.get("aten.baddbmm", 0)
-    return {"gemm": counter.get_total_flops() - attention, "attention": attention}
-
-
-def flops_of(ops: Any) -> dict[str, int]:
-    flops = {"gemm": 0, "attention": 0}
-    for op in ops:
-        assert op.cost.flops == 0 or op.role in flops, f"{op.name} has FLOPs in role {op.role}"
-        if op.role in flops:
-            flops[op.role] += op.cost.flops * op.count
-    return flops
-
-
 def filled_up(config: dict[str, Any], n: int) -> dict[str, int]:
     """What the conformer's filled-up last block costs beyond the positions that are there."""
     if config["model_type"] != "granite_speech":
@@ -316,7 +290,7 @@ def test_flops_of_hearing(small: Small, n: int, modules: Any) -> None:
         run = lambda: module.model.multi_modal_projector(module.model.audio_tower(frames).last_hidden_state)
     else:
         run = lambda: module.model.get_audio_features(frames)
-    right, more = counted(modules, run), filled_up(config, n)
+    right, more = counted(run)[0], filled_up(config, n)
     reading = read_config(config)
     with_sound, without = (
         flops_of(reading.arch.ops(Step(BATCH, 7, 7, media_tokens=m), reading.precision.numerics())) for m in (n, 0)
@@ -349,8 +323,8 @@ def test_flops_of_speaking(books: int, untied: bool, modules: Any) -> None:
     reading = read_config(config)
     numerics = reading.precision.numerics()
     for frames, context in ((6, 6), (1, 7)):
-        right = counted(modules, lambda frames=frames: backbone(frames))
-        more = counted(modules, speak)
+        right = counted(lambda frames=frames: backbone(frames))[0]
+        more = counted(speak)[0]
         got = flops_of(reading.arch.ops(Step(BATCH, frames, context, causal=False), numerics))
         assert {role: right[role] + more[role] for role in right} == got
 
@@ -383,6 +357,4 @@ def test_weight_bytes() -> None:
 )
 def test_refused(config: dict[str, Any], words: tuple[str, ...]) -> None:
     """Broken or contradictory configs are refused by key."""
-    with pytest.raises(ConfigError) as refusal:
-        read_config(config)
-    assert [word for word in words if word not in str(refusal.value)] == []
+    assert_refused(config, words)

@@ -12,13 +12,13 @@ test_flops.py does: products alone, eager attention, experts as batched products
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from compared import MLA, assert_refused, base, counted, gambrel_flops, published, truth
 
 from gambrel.model import arch as totals
 from gambrel.model.families import find
@@ -65,10 +65,9 @@ REAL = (
 BF16 = 2
 
 
-def truth(shared: Path, name: str) -> dict[str, int]:
-    with (shared / "configs" / "truth.csv").open(newline="", encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if row["file"] == f"{name}.json")
-    return {key: int(value) for key, value in row.items() if value.lstrip("-").isdigit()}
+def numbers(shared: Path, name: str) -> dict[str, int]:
+    """The numbers among the true counts."""
+    return {key: int(value) for key, value in truth(shared, name).items() if value.lstrip("-").isdigit()}
 
 
 def groups_of(config: dict[str, Any]) -> dict[str, int]:
@@ -78,11 +77,11 @@ def groups_of(config: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("name", REAL)
 def test_published(name: str, shared: Path) -> None:
     """Total, active and tower parameters, cache per token and fixed state of a published config."""
-    config = json.loads((shared / "configs" / "models" / f"{name}.json").read_text(encoding="utf-8"))
+    config = published(shared, name)
     text = config.get("text_config", {}).get("model_type", "")
     if text.startswith("qwen3_5") and find(text) is None:
         pytest.skip("the text model is another module's")
-    right, reading = truth(shared, name), read_config(config, Overrides(kv="bf16"))
+    right, reading = numbers(shared, name), read_config(config, Overrides(kv="bf16"))
     tensors, caches = list(reading.arch.tensors()), reading.arch.caches(reading.precision.numerics())
     assert totals.params_total(tensors) == right["total_params"]
     assert totals.params_active(tensors) == right.get("active_params", right["total_params"])
@@ -96,7 +95,7 @@ def test_published(name: str, shared: Path) -> None:
 def test_ernie_vl(shared: Path) -> None:
     """The flat config of ERNIE 4.5 VL, whose type transformers renamed: as many as its own class has of these keys."""
     name = "baidu__ERNIE-4.5-VL-28B-A3B-Base-PT"
-    config = json.loads((shared / "configs" / "models" / f"{name}.json").read_text(encoding="utf-8"))
+    config = published(shared, name)
     reading = read_config(config)
     assert totals.params_total(reading.arch.tensors()) == 29_399_294_336
     assert reading.unread == ()
@@ -104,7 +103,7 @@ def test_ernie_vl(shared: Path) -> None:
 
 def test_step_flat(shared: Path) -> None:
     """The class of step3p7 ignores flat keys (its vocabulary is then not the file's), so such a file is refused."""
-    config = json.loads((shared / "configs/models/stepfun-ai__Step-3.7-Flash-FP8.json").read_text(encoding="utf-8"))
+    config = published(shared, "stepfun-ai__Step-3.7-Flash-FP8")
     with pytest.raises(ConfigError, match="missing key text_config"):
         read_config(config)
 
@@ -152,25 +151,12 @@ def test_kimi_vl() -> None:
 
 def test_inner_quantisation(shared: Path) -> None:
     """Kimi-K2.5 states its int4 scheme in the text config: 32 elements share a scale of 16 bit, 4.5 bit an element."""
-    config = json.loads((shared / "configs/models/moonshotai__Kimi-K2.5.json").read_text(encoding="utf-8"))
+    config = published(shared, "moonshotai__Kimi-K2.5")
     experts = [t for t in read_config(config).arch.tensors() if t.group == "experts"]
     assert {t.stored_bytes * 16 // t.params for t in experts} == {9}
 
 
 # Small models ---------------------------------------------------------------------------------
-
-
-def _base(**keys: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": 320,
-        "hidden_size": 96,
-        "intermediate_size": 176,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 128,
-        **keys,
-    }
 
 
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}}
@@ -182,13 +168,8 @@ VIT |= {"out_hidden_size": 96}
 QWEN2 = {"depth": 2, "embed_dim": 48, "hidden_size": 96, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
 QWEN2_5 = {**VIT, "window_size": 16, "fullatt_block_indexes": [1]}
 QWEN3 = {**VIT, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
-DEEPSEEK = _base(
-    num_key_value_heads=12,
-    q_lora_rank=48,
-    kv_lora_rank=40,
-    qk_nope_head_dim=24,
-    qk_rope_head_dim=8,
-    v_head_dim=16,
+DEEPSEEK = base(
+    **MLA,
     n_routed_experts=8,
     num_experts_per_tok=3,
     moe_intermediate_size=40,
@@ -217,7 +198,7 @@ LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-GEMMA = _base(head_dim=16, num_hidden_layers=4, sliding_window=12, tie_word_embeddings=True)
+GEMMA = base(head_dim=16, num_hidden_layers=4, sliding_window=12, tie_word_embeddings=True)
 KINDS = ["sliding_attention", "full_attention"]
 GEMMA4 = {**GEMMA, "model_type": "gemma4_text", "global_head_dim": 32, "layer_types": 2 * KINDS, "pad_token_id": 0}
 GEMMA4_SMALL = {
@@ -272,44 +253,44 @@ def _model(model_type: str, text: dict[str, Any], vision: dict[str, Any], **keys
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "qwen2_vl": _model("qwen2_vl", {**_base(), **MROPE}, QWEN2),
-    "qwen2_vl-tied-below": _model("qwen2_vl", {**_base(tie_word_embeddings=True), **MROPE}, {**QWEN2, "mlp_ratio": 4}),
+    "qwen2_vl": _model("qwen2_vl", {**base(), **MROPE}, QWEN2),
+    "qwen2_vl-tied-below": _model("qwen2_vl", {**base(tie_word_embeddings=True), **MROPE}, {**QWEN2, "mlp_ratio": 4}),
     "qwen2_vl-flat": {
-        **_base(),
+        **base(),
         "model_type": "qwen2_vl",
         "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
     }
     | {"vision_config": QWEN2, "torch_dtype": "bfloat16", "tie_word_embeddings": True},
-    "qwen2_5_vl": _model("qwen2_5_vl", {**_base(), **MROPE}, QWEN2_5),
+    "qwen2_5_vl": _model("qwen2_5_vl", {**base(), **MROPE}, QWEN2_5),
     "qwen2_5_vl-windows": _model(
         "qwen2_5_vl",
-        {**_base(use_sliding_window=True, sliding_window=12, max_window_layers=1), **MROPE},
+        {**base(use_sliding_window=True, sliding_window=12, max_window_layers=1), **MROPE},
         {**QWEN2_5, "spatial_merge_size": 1, "window_size": 8},
     ),
-    "qwen3_vl": _model("qwen3_vl", {**_base(head_dim=32), **WIDE}, QWEN3, tie_word_embeddings=True),
-    "qwen3_vl-bias": _model("qwen3_vl", {**_base(head_dim=32, attention_bias=True), **WIDE}, QWEN3),
-    "qwen3_vl_moe": _model("qwen3_vl_moe", {**_base(**MOE, head_dim=32), **WIDE}, QWEN3, tie_word_embeddings=False),
+    "qwen3_vl": _model("qwen3_vl", {**base(head_dim=32), **WIDE}, QWEN3, tie_word_embeddings=True),
+    "qwen3_vl-bias": _model("qwen3_vl", {**base(head_dim=32, attention_bias=True), **WIDE}, QWEN3),
+    "qwen3_vl_moe": _model("qwen3_vl_moe", {**base(**MOE, head_dim=32), **WIDE}, QWEN3, tie_word_embeddings=False),
     "qwen3_vl_moe-mixed": _model(
         "qwen3_vl_moe",
-        {**_base(**MOE, mlp_only_layers=[0], decoder_sparse_step=2, attention_bias=True), **MROPE},
+        {**base(**MOE, mlp_only_layers=[0], decoder_sparse_step=2, attention_bias=True), **MROPE},
         {**QWEN3, "deepstack_visual_indexes": [1]},
         tie_word_embeddings=True,
     ),
-    "qwen3_5": _model("qwen3_5", {**_base(**LINEAR), "model_type": "qwen3_5_text"}, QWEN3),
-    "glm4v": _model("glm4v", {**_base(), **MROPE}, GLM),
-    "glm4v-bias-tied": _model("glm4v", {**_base(tie_word_embeddings=True), **MROPE}, {**GLM, "attention_bias": True}),
+    "qwen3_5": _model("qwen3_5", {**base(**LINEAR), "model_type": "qwen3_5_text"}, QWEN3),
+    "glm4v": _model("glm4v", {**base(), **MROPE}, GLM),
+    "glm4v-bias-tied": _model("glm4v", {**base(tie_word_embeddings=True), **MROPE}, {**GLM, "attention_bias": True}),
     "glm4v_moe": _model(
         "glm4v_moe",
-        {**_base(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=32), **HALF},
+        {**base(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=32), **HALF},
         GLM,
     ),
-    "glm46v": _model("glm46v", {**_base(), **MROPE, "model_type": "glm4v_text"}, {**GLM, "model_type": "glm4v_vision"}),
-    "glm_ocr": _model("glm_ocr", {**_base(head_dim=32), **WIDE}, VIT),
-    "glm_ocr-no-bias": _model("glm_ocr", {**_base(), **MROPE}, {**VIT, "attention_bias": False}),
+    "glm46v": _model("glm46v", {**base(), **MROPE, "model_type": "glm4v_text"}, {**GLM, "model_type": "glm4v_vision"}),
+    "glm_ocr": _model("glm_ocr", {**base(head_dim=32), **WIDE}, VIT),
+    "glm_ocr-no-bias": _model("glm_ocr", {**base(), **MROPE}, {**VIT, "attention_bias": False}),
     "kimi_k25": _model("kimi_k25", DEEPSEEK, MOONVIT, projection_hidden_size=48, tie_word_embeddings=False),
     "video_llama_3": _model(
         "video_llama_3",
-        {**_base(), "model_type": "qwen2"},
+        {**base(), "model_type": "qwen2"},
         {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4},
     ),
     "gemma4": _model("gemma4", GEMMA4_LARGE, {**GEMMA4_VISION, "standardize": True}),
@@ -321,12 +302,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma3n_text-one-width": {**GEMMA3N, "intermediate_size": 64, "num_kv_shared_layers": 0, "attention_bias": True},
 }
 ERNIE = {
-    **_base(moe_intermediate_size=[40, 24], moe_k=3, moe_num_experts=8, moe_num_shared_experts=2, use_bias=False),
+    **base(moe_intermediate_size=[40, 24], moe_k=3, moe_num_experts=8, moe_num_shared_experts=2, use_bias=False),
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]},
 }
 ERNIE_VISION = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 192, "patch_size": 4}
 STEP = {
-    **_base(num_hidden_layers=5, head_dim=16, sliding_window=12, num_sliding_attention_heads=6),
+    **base(num_hidden_layers=5, head_dim=16, sliding_window=12, num_sliding_attention_heads=6),
     "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -421,39 +402,6 @@ def test_saved_by_transformers(name: str, whole: bool, modules: Any) -> None:
     assert groups_of(saved) == groups_of(config)
 
 
-def flops_of(config: dict[str, Any], step: Step) -> dict[str, Any]:
-    """FLOPs by role."""
-    reading, flops = read_config(config), {"gemm": 0, "attention": 0}
-    for op in reading.arch.ops(step, reading.precision.numerics()):
-        if op.role in flops:
-            flops[op.role] = flops[op.role] + op.cost.flops * op.count
-        else:
-            assert isinstance(op.cost.flops, int), f"{op.name} has FLOPs in role {op.role}"
-            assert op.cost.flops == 0, f"{op.name} has FLOPs in role {op.role}"
-    return flops
-
-
-def counted(run: Any) -> tuple[dict[str, int], Any]:
-    """FLOPs by role of what a function runs, and what it returns."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        out = run()
-    by_module = {
-        name: {str(operator): flops for operator, flops in counts.items()}
-        for name, counts in counter.get_flop_counts().items()
-    }
-    products = [f"aten.{name}" for name in ("bmm", "baddbmm")]
-    experts = sum(
-        counts.get(product, 0)
-        for name, counts in by_module.items()
-        for product in products
-        if name.endswith(".experts")
-    )
-    attention = sum(by_module.get("Global", {}).get(product, 0) for product in products) - experts
-    return {"gemm": counter.get_total_flops() - attention, "attention": attention}, out
-
-
 TEXTS = [name for name in SMALL if name not in ("kimi_k25", "qwen3_5")]  # those text models are tested elsewhere
 
 
@@ -476,7 +424,7 @@ def test_text_flops(name: str, modules: Any) -> None:
         with modules.torch.no_grad():
             right[new], out = counted(partial(module, **options))
         cache = out.cache
-        got[new] = flops_of(config, Step(2, new, context, causal=False, logits="all"))
+        got[new] = gambrel_flops(config, Step(2, new, context, causal=False, logits="all"))
         if "gemma3n" in name:
             right[new], got[new] = ({"all": sum(x.values())} for x in (right[new], got[new]))
     assert got == right
@@ -513,10 +461,10 @@ def test_tower_flops(name: str, modules: Any) -> None:
     if config["model_type"] == "gemma4":
         vision = config["vision_config"]
         right["attention"] -= 2 * PATCHES * PATCHES // vision["pooling_kernel_size"] ** 2 * vision["hidden_size"]
-    without, media = flops_of(config, Step()), flops_of(config, Step(media_tokens=PATCHES))
+    without, media = gambrel_flops(config, Step()), gambrel_flops(config, Step(media_tokens=PATCHES))
     assert {role: media[role] - without[role] for role in media} == right
-    assert flops_of(config, Step(3, 2, 2, media_tokens=PATCHES))["gemm"] == (
-        flops_of(config, Step(3, 2, 2))["gemm"] + 3 * right["gemm"]
+    assert gambrel_flops(config, Step(3, 2, 2, media_tokens=PATCHES))["gemm"] == (
+        gambrel_flops(config, Step(3, 2, 2))["gemm"] + 3 * right["gemm"]
     )
 
 
@@ -529,7 +477,7 @@ def test_audio_flops(modules: Any) -> None:
     mask = modules.torch.ones(1, 4 * frames, dtype=modules.torch.bool)
     with modules.torch.no_grad():
         right, _ = counted(lambda: module.model.get_audio_features(sound, mask))
-    without, source = flops_of(config, Step()), flops_of(config, Step(source_tokens=frames, encode=True))
+    without, source = gambrel_flops(config, Step()), gambrel_flops(config, Step(source_tokens=frames, encode=True))
     assert sum(source.values()) - sum(without.values()) == sum(right.values())
 
 
@@ -552,7 +500,7 @@ def test_assistant(ordered: bool, modules: Any) -> None:
         right, _ = counted(
             lambda: module(inputs_embeds=torch.zeros(1, 1, 256), shared_kv_states=kept, position_ids=places)
         )
-    got = flops_of(config, Step(1, 1, 20))
+    got = gambrel_flops(config, Step(1, 1, 20))
     assert sum(got.values()) == sum(right.values())
     reading = read_config(config)
     assert reading.arch.caches(reading.precision.numerics()) == []
@@ -588,10 +536,10 @@ def test_grids(name: str) -> None:
     """A grid of batches and contexts gives what each of its points gives."""
     np = pytest.importorskip("numpy")
     config, batches, contexts = known(name), np.array([[1.0], [4.0]]), np.array([16.0, 64.0])
-    grid = flops_of(config, Step(batches, 1, contexts, media_tokens=16))
+    grid = gambrel_flops(config, Step(batches, 1, contexts, media_tokens=16))
     for i, batch in enumerate((1, 4)):
         for j, context in enumerate((16, 64)):
-            point = flops_of(config, Step(batch, 1, context, media_tokens=16))
+            point = gambrel_flops(config, Step(batch, 1, context, media_tokens=16))
             assert {role: np.broadcast_to(x, (2, 2))[i, j] for role, x in grid.items()} == point
 
 
@@ -642,6 +590,4 @@ def test_no_vision_config() -> None:
 def test_refusals(name: str, part: str, change: dict[str, Any], words: tuple[str, ...]) -> None:
     """A refusal names the key and what is accepted."""
     config = SMALL[name]
-    with pytest.raises(ConfigError) as refusal:
-        read_config({**config, part: {**config[part], **change}})
-    assert [word for word in words if word not in str(refusal.value)] == []
+    assert_refused({**config, part: {**config[part], **change}}, words)

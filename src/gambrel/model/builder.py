@@ -52,7 +52,8 @@ class Family:
     gate. qkv_bias, out_bias, mlp_bias: a bool, or the config key that says so. fused_qkv, fused_inner: one matrix.
     qk_norm: "" none, "head" one gain per head width, "full" over all heads together. tied: default of
     tie_word_embeddings. mixer, ffn: builders of the two slots. layers: the layers of a config, in order.
-    shape: mends what key names alone cannot say. first, last: parts before and after the layers.
+    shape: mends what key names alone cannot say. first, last: parts before and after the layers. builder: the class
+    that builds it, Builder where None. mend: keys that follow from others, before anything is built.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -75,6 +76,8 @@ class Family:
     shape: Callable[[Builder], None] | None = None
     first: Callable[[Builder], tuple[Part, ...]] | None = None
     last: Callable[[Builder], tuple[Part, ...]] | None = None
+    builder: type[Builder] | None = None
+    mend: Callable[[Fields], dict[str, Any]] | None = None
 
 
 @frozen
@@ -82,20 +85,43 @@ class Nested:
     """A config that holds a text config: the text family by default, and the towers beside it.
 
     text: model type of the text config where it names none. towers: parts beside the text path, from the whole
-    config. tied: default of tie_word_embeddings. keys: where the text config may be.
+    config. tied: default of tie_word_embeddings where neither config has it; either: the head is tied where one of
+    them says so, by the text family's default. keys: where the text config may be. flat: its keys may stand at the
+    top, then with towers only where there is a vision_config. text_defaults: class defaults by the text's model type,
+    for configs that leave out what equals them. own: text families, or other names of known ones, that are known
+    here alone. free: keys of all its configs that cost nothing here.
     """
 
     text: str
     towers: Callable[[Fields, Builder], tuple[Part, ...]]
     tied: bool = False
+    either: bool = False
     keys: tuple[str, ...] = ("text_config",)
+    flat: bool = True
+    text_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Family | str] = field(default_factory=dict)
+    free: frozenset[str] = frozenset()
+
+
+@frozen
+class Result:
+    """What a reader made of a config.
+
+    notes: choices that the config left open. unread: keys of nested configs that nobody read, under their full names.
+    precision: that of a nested config, None where it is the whole config's.
+    """
+
+    arch: Arch
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    precision: Precision | None = None
 
 
 @frozen
 class Custom:
-    """A model that is no decoder stack: read by a function of its own, which returns notes too."""
+    """A model that is no decoder stack, read by a function of its own."""
 
-    read: Callable[[Fields, Precision], tuple[Arch, tuple[str, ...]]]
+    read: Callable[[Fields, Precision], Result]
 
 
 #: Norm names of a layer around its mixer and its feed-forward: (before mixer, after mixer, before ffn, after ffn).
@@ -131,6 +157,7 @@ class Builder:
         self.gated, self.layout, self.rotary, self.norms = family.gated, family.layout, family.rotary, True
         self.widths: set[int] = set()
         self.notes: list[str] = []
+        self.beside: list[Fields] = []  # configs of towers, whose unread keys are told with the text's
         if family.shape:
             family.shape(self)
         if self.n_heads % self.n_kv:
@@ -325,6 +352,10 @@ class Builder:
         path = ("model.embed_tokens", "embedding") if self.tied else ("lm_head", "head")
         fmt = self.precision.matrix(*path)
         return Head(Linear("lm_head", "head", width or self.hidden, self.vocab, fmt), self.tied)
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys of the configs beside the text's that nobody read."""
+        return tuple(key for part in self.beside for key in part.unread())
 
     def arch(self, extras: tuple[Part, ...] = ()) -> Arch:
         """The model."""

@@ -1,16 +1,14 @@
-"""Parts of dense decoders that the common ones do not cover: chains, learned vectors, Doge's mask and experts, filters.
+"""Parts of dense decoders that the common ones do not cover: Doge's mask and experts, Yuan's filters.
 
-    m  rows (new tokens of all sequences)     d  hidden width     n_h, n_kv  query and KV heads
-    E, k  experts in a table, experts per token
-
-A chain of parts is one part, so that a slot of a layer may hold several.
+m  rows (new tokens of all sequences)     d  hidden width     n_h, n_kv  query and KV heads
+E, k  experts in a table, experts per token
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.parts import Attention, Elementwise, Linear, Norm, Part, dims
+from gambrel.model.parts import Attention, Elementwise, Linear, Norm, Part, Vectors
 from gambrel.types import Cache, Cost, Format, Numerics, Op, Step, Tensor
 from gambrel.units import Num, maximum, minimum, total
 from gambrel.values import frozen
@@ -18,56 +16,6 @@ from gambrel.values import frozen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-@frozen
-class Chain(Part):
-    """Parts that follow one another in one slot of a layer; at most one of them keeps a cache."""
-
-    parts: tuple[Part, ...]
-
-    def tensors(self) -> Iterable[Tensor]:
-        """The weights of every part."""
-        for part in self.parts:
-            yield from part.tensors()
-
-    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
-        """The operators of every part, in order."""
-        for part in self.parts:
-            yield from part.ops(step, numerics)
-
-    def cache(self, numerics: Numerics) -> Cache | None:
-        """The cache of the part that keeps one."""
-        return next((cache for part in self.parts if (cache := part.cache(numerics)) is not None), None)
-
-
-@frozen
-class Vectors(Part):
-    """Learned vectors that scale activations element by element: no matrix product.
-
-    params: elements of all of them. width: elements of one row that they are applied to.
-    """
-
-    name: str
-    group: str
-    params: int
-    width: int
-    format: Format
-
-    def tensors(self) -> Iterable[Tensor]:
-        """The vectors together; replicated under tensor parallelism."""
-        yield Tensor(self.name, self.group, self.params, self.format.bytes(1, self.params), ways=1)
-
-    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
-        """One read and one write of the activations, and the vectors once."""
-        elements, stored = step.rows * self.width, self.format.bytes(1, self.params)
-        cost = Cost(
-            vector_flops=elements,
-            weight_bytes=stored,
-            expected_weight_bytes=stored,
-            act_bytes=2 * elements * numerics.base.element_bytes,
-        )
-        yield Op(self.name, "elementwise", numerics.base.name, cost, shape=dims(step.rows, self.width), ways=1)
 
 
 @frozen

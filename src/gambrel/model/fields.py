@@ -51,14 +51,15 @@ class Fields:
     def raw(self, key: str, default: Any = REQUIRED) -> Any:
         """The value under any spelling; null counts as absent. Two spellings that disagree are an error."""
         found: dict[str, Any] = {}
-        for spelling in self.names.get(key, (key,)):
-            value = self.data.get(spelling)
+        for spelling in self.names.get(key) or (key,):
             if spelling in self.data:
                 self.used.add(spelling)
-            if value is not None:
-                found[spelling] = value
+                if self.data[spelling] is not None:
+                    found[spelling] = self.data[spelling]
         if not found:
             return self._absent(key, default)
+        if len(found) == 1:
+            return next(iter(found.values()))
         values = list(found.values())
         if any(value != values[0] for value in values):
             told = ", ".join(f"{self.label(k)} = {v!r}" for k, v in found.items())

@@ -310,3 +310,53 @@ class FeedForward(Part):
 def activation(width: int, gated: bool) -> Elementwise:
     """The non-linearity between the projections, which reads gate and value where it is gated."""
     return Elementwise("activation", width, reads=2 if gated else 1, writes=1, flops_per_element=4)
+
+
+@frozen
+class Chain(Part):
+    """Several parts as one, so that a slot of a layer may hold them; at most one of them keeps a cache."""
+
+    parts: tuple[Part, ...]
+
+    def tensors(self) -> Iterable[Tensor]:
+        """The weights of every part."""
+        for part in self.parts:
+            yield from part.tensors()
+
+    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
+        """The operators of every part, in order."""
+        for part in self.parts:
+            yield from part.ops(step, numerics)
+
+    def cache(self, numerics: Numerics) -> Cache | None:
+        """The cache of the part that keeps one."""
+        return next((cache for part in self.parts if (cache := part.cache(numerics)) is not None), None)
+
+
+@frozen
+class Vectors(Part):
+    """Learned vectors that scale activations element by element: no matrix product.
+
+    params: elements of all of them. width: elements of one row that they are applied to.
+    """
+
+    name: str
+    group: str
+    params: int
+    width: int
+    format: Format
+
+    def tensors(self) -> Iterable[Tensor]:
+        """The vectors together; replicated under tensor parallelism."""
+        yield Tensor(self.name, self.group, self.params, self.format.bytes(1, self.params), ways=1)
+
+    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
+        """One read and one write of the activations, and the vectors once."""
+        elements, stored = step.rows * self.width, self.format.bytes(1, self.params)
+        cost = Cost(
+            vector_flops=elements,
+            weight_bytes=stored,
+            expected_weight_bytes=stored,
+            act_bytes=2 * elements * numerics.base.element_bytes,
+        )
+        yield Op(self.name, "elementwise", numerics.base.name, cost, shape=dims(step.rows, self.width), ways=1)

@@ -69,7 +69,9 @@ class Precision:
         if self.scheme:
             from gambrel.model import quantized
 
-            self._marks, self._matches = quantized.marks(self.scheme), quantized.matches
+            self._marks = quantized.marks(self.scheme)
+            self._kept = quantized.Patterns(self.scheme.keep)
+            self._named = quantized.Patterns(tuple(name for name, _ in self.scheme.modules))
 
     def matrix(self, path: str, group: str) -> Format:
         """The format of a weight matrix. Routers are never quantised by a scheme."""
@@ -81,12 +83,12 @@ class Precision:
         scheme = self.scheme
         if scheme is None or group in ("router", "vision") or (group == "embedding" and not scheme.tables):
             return self.base
-        for name, fmt in scheme.modules:
-            if self._matches(name, path):
-                return fmt
-        if scheme.modules or (scheme.only and group not in scheme.only):
+        if scheme.modules:
+            named = self._named.first(path)
+            return self.base if named is None else scheme.modules[named][1]
+        if scheme.only and group not in scheme.only:
             return self.base
-        return self.base if any(self._matches(p, path) for p in scheme.keep) else scheme.format
+        return scheme.format if self._kept.first(path) is None else self.base
 
     def layer_mark(self, layer: int) -> Any:
         """Equal for layers that the scheme treats alike, so that they can be counted together."""

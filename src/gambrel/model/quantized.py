@@ -41,34 +41,59 @@ class Scheme:
 
 def marks(scheme: Scheme) -> dict[int, Any]:
     """Per layer index the patterns that name it, so that layers named alike can be merged; -1: a regex names layers."""
-    import re
-
     found: dict[int, Any] = {}
     for pattern in (*scheme.keep, *(name for name, _ in scheme.modules)):
-        plain = re.search(r"layers\.(\d+)(?=\.|$|\*)", pattern)
-        if plain:
-            index = int(plain[1])
-            found[index] = (*found.get(index, ()), pattern.replace(f"layers.{index}", "layers.#"))
+        before, _, rest = pattern.partition("layers.")
+        digits = rest.partition(".")[0].rstrip("*")
+        if digits.isdecimal() and not pattern.startswith("re:"):
+            found.setdefault(int(digits), []).append((before, rest[len(digits) :]))
         elif pattern.startswith("re:") and "layers" in pattern:
             found[-1] = True
     return {index: tuple(sorted(mark)) if index >= 0 else mark for index, mark in found.items()}
 
 
-def matches(pattern: str, path: str) -> bool:
-    """Whether a module pattern of any of the checkpoint formats means this path."""
-    if pattern.startswith("re:"):
-        import re
+class Patterns:
+    """Module patterns of any of the checkpoint formats, of which a checkpoint may list hundreds.
 
-        try:
-            return re.match(pattern[3:], path) is not None
-        except re.error as error:
-            raise ConfigError(f"quantization_config has a broken pattern {pattern!r}: {error}") from None
-    pattern = pattern.replace("language_model.", "")
-    if "*" in pattern:
+    A plain pattern means a run of a path's names and one that ends in its only star a prefix: both are looked up.
+    """
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._runs: dict[str, int] = {}
+        self._prefixes: dict[str, int] = {}
+        self._wild: list[tuple[int, str]] = []
+        for i, pattern in enumerate(patterns):
+            regex = pattern.startswith("re:")
+            name = pattern if regex else pattern.replace("language_model.", "")
+            if not (regex or "*" in name or "?" in name or "[" in name):
+                self._runs.setdefault(name, i)
+            elif regex or set("*?[") & set(name[:-1]) or name[-1] != "*":
+                self._wild.append((i, name))
+            else:
+                self._prefixes.setdefault(name[:-1], i)
+        self._lengths = {len(prefix) for prefix in self._prefixes}
+
+    def first(self, path: str) -> int | None:
+        """The place of the first pattern that means this path, or None."""
+        names = path.split(".")
+        runs = (".".join(names[i:j]) for i in range(len(names)) for j in range(i + 1, len(names) + 1))
+        found = [self._runs[run] for run in runs if run in self._runs] if self._runs else []
+        found += [self._prefixes[path[:n]] for n in self._lengths if path[:n] in self._prefixes]
+        found += [i for i, pattern in self._wild if _wild(pattern, path)]
+        return min(found, default=None)
+
+
+def _wild(pattern: str, path: str) -> bool:
+    if not pattern.startswith("re:"):
         from fnmatch import fnmatchcase
 
         return fnmatchcase(path, pattern) or fnmatchcase(path, pattern + ".*")
-    return path == pattern or path.endswith("." + pattern) or path.startswith(pattern + ".") or f".{pattern}." in path
+    import re
+
+    try:
+        return re.match(pattern[3:], path) is not None
+    except re.error as error:
+        raise ConfigError(f"quantization_config has a broken pattern {pattern!r}: {error}") from None
 
 
 def read_scheme(quant: dict[str, Any]) -> Scheme:

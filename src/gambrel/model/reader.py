@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.builder import Builder, Custom, Family, Nested
+from gambrel.model.builder import Builder, Custom, Family, Nested, Result
 from gambrel.model.families import belongs, find, known
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.precision import Overrides, Precision, read_precision
@@ -48,51 +48,78 @@ def read_config(config: Mapping[str, Any], overrides: Overrides | None = None, l
     top = Fields(config)
     model_type, entry = _entry(top)
     precision = read_precision(top, overrides or Overrides())
-    if isinstance(entry, Nested):
-        key = next((key for key in entry.keys if key in config), None)
-        if key is not None:
-            return _read_nested(top, entry, key, model_type, precision)
-        entry = _family(entry.text)
     if isinstance(entry, Custom):
-        arch, notes = entry.read(top, precision)
-        return Reading(arch, precision, model_type, (*precision.notes, *notes), tuple(top.unread()))
-    fields = Fields(config, entry.names, entry.defaults)
-    fields.used |= top.used
-    builder = Builder(entry, fields, precision)
-    arch = builder.arch()
-    return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), tuple(fields.unread()))
+        read = entry.read(top, precision)
+    elif isinstance(entry, Nested):
+        read = _read_nested(top, entry, precision)
+    else:
+        read = _read_family(top, entry, precision)
+    precision = read.precision or precision
+    unread = tuple(sorted({*top.unread(), *read.unread}))
+    return Reading(read.arch, precision, model_type, (*precision.notes, *read.notes), unread)
 
 
-def _read_nested(top: Fields, nested: Nested, key: str, model_type: str, precision: Precision) -> Reading:
-    """A text model inside a multimodal config: its family, its own dtype where the top names none, its towers."""
-    inner = top.nested(key)
+def _read_family(top: Fields, family: Family, precision: Precision, towers: Any = None) -> Result:
+    """A decoder whose keys stand at the top, and the towers of a multimodal one where it has a vision_config."""
+    fields = Fields(top.data, family.names, family.defaults)
+    fields.used = top.used  # what the builder knows, the caller knows
+    builder = _builder(family, fields, precision)
+    arch = builder.arch(towers(fields, builder) if towers and top.has("vision_config") else ())
+    return Result(arch, tuple(builder.notes), builder.unread())
+
+
+def _read_nested(top: Fields, nested: Nested, precision: Precision) -> Result:
+    """A text model inside a multimodal config: its family, its own dtypes where the top names none, its towers."""
+    key = next((key for key in nested.keys if key in top.data), None)
+    if key is None and nested.flat:
+        return _read_family(top, _family(nested.text), precision, nested.towers)
+    inner = top.nested(key or nested.keys[0])
     name = inner.text("model_type", nested.text)
-    family = _family(name)
-    if not (top.has("dtype") or top.has("torch_dtype")):
-        precision = read_precision(Fields({**top.data, **_dtype(inner)}), precision.overrides)
-    fields = Fields(inner.data, family.names, family.defaults, f"{key}.")
-    fields.used |= inner.used | {"dtype", "torch_dtype"}
-    tied = fields.flag("tie_word_embeddings", nested.tied)
-    if top.has("tie_word_embeddings"):
-        tied = top.flag("tie_word_embeddings")
-    builder = Builder(family, fields, precision, tied)
+    family = _family(name, nested.own)
+    stated = _stated(top, inner)
+    if stated:
+        precision = read_precision(Fields({**top.data, **stated}), precision.overrides)
+    defaults = {**family.defaults, **nested.text_defaults.get(name, {})}
+    fields = Fields(inner.data, family.names, defaults, inner.where)
+    fields.used |= inner.used | stated.keys() | {"dtype", "torch_dtype"}
+    builder = _builder(family, fields, precision, _tied(top, fields, nested, family))
     arch = builder.arch(nested.towers(top, builder))
-    unread = tuple(top.unread() + fields.unread())
-    return Reading(arch, precision, model_type, (*precision.notes, *builder.notes), unread)
+    for part in (top, fields, *builder.beside):
+        part.used |= nested.free
+    return Result(arch, tuple(builder.notes), (*fields.unread(), *builder.unread()), precision)
 
 
-def _family(model_type: str) -> Family:
-    """A decoder that may stand inside a multimodal config."""
-    family = find(model_type)
+def _builder(family: Family, fields: Fields, precision: Precision, tied: bool | None = None) -> Builder:
+    if family.mend:
+        fields.data = {**fields.data, **family.mend(fields)}
+    return (family.builder or Builder)(family, fields, precision, tied)
+
+
+def _tied(top: Fields, fields: Fields, nested: Nested, family: Family) -> bool:
+    """Whether the head is the table: the top's word, else the text config's, else the default; or either's."""
+    key, default = "tie_word_embeddings", family.tied if nested.either else nested.tied
+    inner = fields.flag(key, default)
+    return top.flag(key, False) or inner if nested.either else top.flag(key, inner)
+
+
+def _stated(top: Fields, inner: Fields) -> dict[str, Any]:
+    """What the text config says about dtypes where the top says nothing."""
+    said: dict[str, Any] = {}
+    for keys in (("dtype", "torch_dtype"), ("quantization_config", "compression_config")):
+        if not any(top.has(key) for key in keys):
+            said |= {key: inner.data[key] for key in keys if inner.has(key)}
+    return said
+
+
+def _family(model_type: str, own: Mapping[str, Family | str] | None = None) -> Family:
+    """A decoder that may stand inside a multimodal config; `own`: those that this config alone may hold."""
+    named = (own or {}).get(model_type, model_type)
+    family = find(named) if isinstance(named, str) else named
     if not isinstance(family, Family):
         raise ConfigError(
             f"the text model's model_type is {model_type!r}, no decoder that gambrel knows{_close(model_type)}"
         )
     return family
-
-
-def _dtype(inner: Fields) -> dict[str, Any]:
-    return {key: inner.data[key] for key in ("dtype", "torch_dtype") if inner.data.get(key) is not None}
 
 
 def _as(config: Mapping[str, Any], like: str) -> dict[str, Any]:

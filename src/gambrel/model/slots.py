@@ -1,7 +1,7 @@
 """A builder for layers that are not a mixer and a feed-forward, and the pieces that such layers share.
 
-A family hands `slots(make)` to its row as `shape`; `make` returns the parts of one layer. The helpers read a config
-through Fields, so that whatever it holds is named in a ConfigError.
+A family's row has `builder=slots(make)`; `make` returns the parts of one layer. The helpers read a config through
+Fields, so that whatever it holds is named in a ConfigError.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gambrel.values import frozen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, ClassVar
 
     from gambrel.types import Format
 
     #: The parts of one layer, from the builder, the layer and its module path.
-    Make = Callable[["Slots", Layer, str], tuple[Part, ...]]
+    Make = Callable[[Builder, Layer, str], tuple[Part, ...]]
 
 #: The group of a recurrent mixer's parameters, its projections included.
 RECURRENT = "recurrent"
@@ -31,26 +31,17 @@ RECURRENT = "recurrent"
 class Slots(Builder):
     """A builder whose layers are what `make` returns, rather than a mixer and a feed-forward."""
 
-    make: Make
-    prefix: str
-    kinds: list[str]
+    make: ClassVar[Make]
+    prefix: ClassVar[str]
 
     def layer_parts(self, layer: Layer, index: int) -> tuple[Part, ...]:
         """The parts of one layer, in order."""
-        return self.make(self, layer, f"{self.prefix}.{index}")
+        return self.make(layer, f"{self.prefix}.{index}")
 
 
-def slots(make: Make, shape: Callable[[Slots], None] | None = None, prefix: str = "model.layers") -> Any:
-    """A family's shape function that hands its layers to `make`, then mends the rest with `shape`."""
-
-    def become(b: Builder) -> None:
-        b.__class__ = Slots
-        assert isinstance(b, Slots)
-        b.make, b.prefix = make, prefix
-        if shape is not None:
-            shape(b)
-
-    return become
+def slots(make: Make, prefix: str = "model.layers") -> type[Slots]:
+    """A builder that hands its layers to `make`; prefix: of their module paths."""
+    return type("Slots", (Slots,), {"make": make, "prefix": prefix})
 
 
 # Reading ----------------------------------------------------------------------------------------

@@ -302,16 +302,14 @@ class Autoencoder:
 # Towers: small readers ------------------------------------------------------------------------
 
 
-def tower_config(
-    top: Fields, read: list[Fields], key: str, absent: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> Fields:
+def tower_config(top: Fields, b: Builder, key: str, absent: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
     """A tower's config with its class defaults; `absent` are the outer class's own where there is no such config."""
     if top.has(key):
         fields = top.nested(key, defaults=defaults)
     else:
         top.raw(key, None)
         fields = Fields({}, defaults={**defaults, **absent}, where=f"{key}.")
-    read.append(fields)
+    b.beside.append(fields)
     return fields
 
 

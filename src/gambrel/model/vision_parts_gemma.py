@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.parts import Attention, Linear, Norm, Part, dims, rotary
-from gambrel.types import Cache, Cost, Format, Numerics, Op, Step, Tensor
+from gambrel.model.parts import Attention, Linear, Norm, Part, Vectors, dims, rotary
+from gambrel.types import Cost, Numerics, Op, Step, Tensor
 from gambrel.units import total
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-@frozen
-class Chain(Part):
-    """Several parts in one slot of a layer; one of them may have a cache."""
-
-    parts: tuple[Part, ...]
-
-    def tensors(self) -> Iterable[Tensor]:
-        """Those of its parts."""
-        for part in self.parts:
-            yield from part.tensors()
-
-    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
-        """Those of its parts."""
-        for part in self.parts:
-            yield from part.ops(step, numerics)
-
-    def cache(self, numerics: Numerics) -> Cache | None:
-        """That of the one part which has one."""
-        return next((found for part in self.parts if (found := part.cache(numerics)) is not None), None)
 
 
 @frozen
@@ -72,38 +51,6 @@ class Borrowing(Part):
 
 
 @frozen
-class Scale(Part):
-    """Learned factors of a row, `width` of them, and `more` that do not multiply a whole row."""
-
-    name: str
-    group: str
-    width: int
-    format: Format
-    more: int = 0
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all factors [byte]."""
-        return self.format.bytes(1, self.width + self.more)
-
-    def tensors(self) -> Iterable[Tensor]:
-        """All factors as one tensor, replicated."""
-        yield Tensor(self.name, self.group, self.width + self.more, self.stored_bytes, ways=1)
-
-    def ops(self, step: Step, numerics: Numerics) -> Iterable[Op]:
-        """One multiplication per element, one read, one write."""
-        elements = step.rows * self.width
-        moved = 2 * elements * numerics.base.element_bytes
-        cost = Cost(
-            vector_flops=elements,
-            weight_bytes=self.stored_bytes,
-            expected_weight_bytes=self.stored_bytes,
-            act_bytes=moved,
-        )
-        yield Op(self.name, "elementwise", numerics.base.name, cost, shape=dims(step.rows, self.width), ways=1)
-
-
-@frozen
 class HeadRows(Part):
     """Products of which only the rows that reach the output head are needed."""
 
@@ -133,7 +80,7 @@ class AltUp(Part):
     router: Linear
     predict: Linear
     correct: Linear
-    scale: Scale
+    scale: Vectors
 
     def tensors(self) -> Iterable[Tensor]:
         """Router, its norm, the two small matrices, the scale of the corrected output."""
@@ -193,7 +140,7 @@ class ChunkedAttention(Part):
 
     projections: tuple[Linear, ...]
     relative: Linear
-    scale: Scale
+    scale: Vectors
     out: Linear
     n_heads: int
     chunk: int

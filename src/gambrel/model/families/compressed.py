@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.builder import Builder, Custom, Family, Layer, MoE
+from gambrel.model.builder import Builder, Family, Layer, MoE
 from gambrel.model.compressed import CompressedAttention, Compressor, GroupedLinear, HyperConnection, HyperHead
-from gambrel.model.families.moe import custom
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Elementwise, Linear, Norm, Part
 from gambrel.model.precision import FORMATS
@@ -216,9 +215,10 @@ _V4 = Family(
     first=_first,
     last=_last,
     defaults={"num_key_value_heads": 1, "hc_mult": 4, "sliding_window": 128},
+    builder=CompressedBuilder,
 )
 
 #: deepseek_ref is the same model under the name that sgl-project's FP8 copy of DeepSeek-V4-Pro has.
-CUSTOM: dict[str, Custom] = {name: custom(_V4, CompressedBuilder) for name in ("deepseek_v4", "deepseek_ref")}
+FAMILIES: dict[str, Family] = {"deepseek_v4": _V4, "deepseek_ref": _V4}
 
-ARCHITECTURES: dict[str, tuple[str, ...]] = {"DeepseekV4ForCausalLM": tuple(CUSTOM)}
+ARCHITECTURES: dict[str, tuple[str, ...]] = {"DeepseekV4ForCausalLM": tuple(FAMILIES)}

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from gambrel.model.builder import Builder, Family, Layer, MoE, Nested
-from gambrel.model.families.patterns import all_windowed, every, sparse_or_dense, typed, window_of
+from gambrel.model.families.patterns import (
+    BIASED,
+    GPT,
+    GPT_NAMES,
+    LLAMA,
+    all_windowed,
+    every,
+    sparse_or_dense,
+    typed,
+    window_of,
+)
 from gambrel.model.parts import Elementwise, Linear, Part, Table
 
 TYPE_CHECKING = False
@@ -234,13 +244,6 @@ _PIXTRAL = {
 
 # The table ------------------------------------------------------------------------------------
 
-_GPT_NAMES = {
-    "hidden_size": ("n_embd", "hidden_size"),
-    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "intermediate_size": ("n_inner",),
-    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
-}
 _FALCON_NAMES = {
     "hidden_size": ("hidden_size", "n_embed"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer"),
@@ -268,13 +271,11 @@ _GEMMA3 = {
     "max_position_embeddings": 131_072,
 }
 
-_LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 _GEMMA3_TEXT = Family(
     defaults=_GEMMA3,
     layout="sandwich",
     qk_norm="head",
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
+    **BIASED,
     tied=True,
     layers=every("sliding_window_pattern", 6, 4096),
     names={"sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern")},
@@ -283,14 +284,13 @@ _DEEPSEEK = {"mixer": Builder.latent_attention, "layers": _deepseek_layers, "ffn
 _DEEPSEEK_V3 = Family(**_DEEPSEEK, defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "q_lora_rank": 1536})
 
 FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,
+    "llama": Family(**LLAMA),
     "mistral": Family(layers=all_windowed(4096), defaults={"num_key_value_heads": 8}),
     "ministral3": Family(layers=all_windowed(None), defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "mixtral": Family(layers=_all_sparse, ffn=sparse_or_dense(_mixtral_experts), defaults={"num_key_value_heads": 8}),
     "qwen2": Family(qkv_bias=True, layers=_qwen_windows, defaults={"num_key_value_heads": 32}),
     "qwen3": Family(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        **BIASED,
         qk_norm="head",
         layers=_qwen_windows,
         defaults={"head_dim": 128, "num_key_value_heads": 32},
@@ -303,23 +303,19 @@ FAMILIES: dict[str, Family] = {
         names=_EXPERT_NAMES,
     ),
     "qwen3_moe": Family(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        **BIASED,
         qk_norm="head",
         layers=_qwen3_sparse,
         ffn=sparse_or_dense(_qwen3_experts),
         defaults={"num_key_value_heads": 4},
         names=_EXPERT_NAMES,
     ),
-    "gemma": Family(
-        defaults={**_GEMMA, "num_key_value_heads": 16}, tied=True, qkv_bias="attention_bias", out_bias="attention_bias"
-    ),
+    "gemma": Family(defaults={**_GEMMA, "num_key_value_heads": 16}, tied=True, **BIASED),
     "gemma2": Family(
         defaults={**_GEMMA, "num_key_value_heads": 4},
         layout="sandwich",
         tied=True,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        **BIASED,
         layers=every("sliding_window_period", 2, 4096),
         names={"sliding_window": ("sliding_window", "sliding_window_size")},
     ),
@@ -333,25 +329,18 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "gpt_oss": Family(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        **BIASED,
         sinks=True,
         layers=_gpt_oss_layers,
         ffn=sparse_or_dense(_gpt_oss_experts),
         defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8},
         names={"num_experts_per_tok": ("num_experts_per_tok", "experts_per_token")},
     ),
-    "olmo2": Family(layout="post", qk_norm="full", qkv_bias="attention_bias", out_bias="attention_bias"),
+    "olmo2": Family(layout="post", qk_norm="full", **BIASED),
     "gpt2": Family(
-        names=_GPT_NAMES,
-        norm="layer",
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
+        **GPT,
+        names=GPT_NAMES,
         fused_qkv=True,
-        rotary=False,
-        tied=True,
         shape=_four_times,
         first=_gpt2_first,
     ),
@@ -383,23 +372,16 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(
         norm="layer",
         gated=False,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        **BIASED,
         mlp_bias=True,
         fused_qkv=True,
         shape=_neox,
         defaults={"attention_bias": True},
     ),
     "bloom": Family(
+        **GPT,
         names=_BLOOM_NAMES,
-        norm="layer",
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
         fused_qkv=True,
-        rotary=False,
-        tied=True,
         shape=_bloom,
         first=_bloom_first,
     ),

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.builder import LAYOUTS, Builder, Custom, Family, Layer, MoE
-from gambrel.model.dense_parts import Chain, DynamicMaskAttention, LocalizedFiltering, RetrievedExperts, Vectors
-from gambrel.model.families.patterns import all_windowed, every, sparse_or_dense, typed, window_of
+from gambrel.model.builder import LAYOUTS, Builder, Family, Layer, MoE
+from gambrel.model.dense_parts import DynamicMaskAttention, LocalizedFiltering, RetrievedExperts
+from gambrel.model.families.patterns import (
+    ALL_BIASED,
+    BIASED,
+    GPT,
+    GPT_NAMES,
+    LLAMA,
+    all_windowed,
+    every,
+    sparse_or_dense,
+    typed,
+    window_of,
+)
 from gambrel.model.fields import ConfigError, Fields
-from gambrel.model.parts import Attention, Elementwise, Norm, Part, Table
+from gambrel.model.parts import Attention, Chain, Elementwise, Norm, Part, Table, Vectors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +32,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.model.arch import Arch
-    from gambrel.model.precision import Precision
 
 # Checks and shapes ----------------------------------------------------------------------------
 
@@ -440,7 +450,16 @@ def _chatglm_last(b: Builder) -> tuple[Part, ...]:
 
 
 class _NasBuilder(Builder):
-    """Layers of a searched model: a slot that is left out has neither norm nor residual add."""
+    """Llama-Nemotron (DeciLM), whose layers were searched one by one.
+
+    A slot that is left out has neither norm nor residual add.
+    """
+
+    def arch(self, extras: tuple[Part, ...] = ()) -> Arch:
+        """The model."""
+        kinds = {layer.extra[0] for layer in _nas_layers(self) if isinstance(layer.extra, tuple)} - {None, 0}
+        self.n_kv = min(kinds, default=self.n_heads)  # the fewest are what tensor parallelism meets first
+        return super().arch(extras)
 
     def layer_parts(self, layer: Layer, index: int) -> tuple[Part, ...]:
         """The parts of one layer; layer.extra is (KV heads, inner width), None for no part and 0 for one matrix."""
@@ -471,10 +490,13 @@ def _nas_layers(b: Builder) -> list[Layer]:
     blocks = b.fields.items("block_configs", length=b.n_layers)
     if not blocks:
         raise ConfigError("missing key block_configs: without it the widths of the layers are unknown")
-    layers = []
+    layers: list[Layer] = []
     for i, block in enumerate(blocks):
         if not isinstance(block, dict):
             raise ConfigError(f"block_configs[{i}] is {block!r:.60}; accepted is an object")
+        if i and block == blocks[i - 1]:
+            layers.append(layers[-1])
+            continue
         f = Fields(block, where=f"block_configs[{i}].")
         layers.append(Layer(extra=(_nas_heads(f.nested("attention"), b.n_heads), _nas_width(f.nested("ffn"), b))))
     return layers
@@ -519,22 +541,6 @@ def _number(f: Fields, key: str) -> float:
     return float(value)
 
 
-_NAS = Family(
-    qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", layers=_nas_layers, defaults={}
-)
-
-
-def _read_nas(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-    """Llama-Nemotron (DeciLM): a Llama whose layers were searched one by one."""
-    fields = Fields(top.data, _NAS.names, _NAS.defaults)
-    builder = _NasBuilder(_NAS, fields, precision)
-    kinds = {layer.extra[0] for layer in _nas_layers(builder) if isinstance(layer.extra, tuple)} - {None, 0}
-    builder.n_kv = min(kinds, default=builder.n_heads)  # the fewest are what tensor parallelism meets first
-    arch = builder.arch()
-    top.used |= fields.used
-    return arch, tuple(builder.notes)
-
-
 def _openelm_layers(b: Builder) -> list[Layer]:
     """OpenELM: heads, KV heads and inner width of every layer, all stated."""
     f, n = b.fields, b.n_layers
@@ -576,48 +582,19 @@ def _openelm_ffn(b: Builder, layer: Layer, path: str) -> Part:
     return b.dense(path, layer.extra[2])
 
 
-_OPENELM = Family(
-    names={
-        "hidden_size": ("model_dim",),
-        "num_hidden_layers": ("num_transformer_layers",),
-        "max_position_embeddings": ("max_context_length",),
-        "tie_word_embeddings": ("share_input_output_layers",),
-    },
-    fused_inner=True,
-    tied=True,
-    layers=_openelm_layers,
-    mixer=_openelm_mixer,
-    ffn=_openelm_ffn,
-)
-
-
-def _read_openelm(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-    """OpenELM: layers grow wider with depth (arXiv:2404.14619)."""
-    lists = [top.items(key) for key in ("num_query_heads", "num_kv_heads")]
+def _openelm_heads(f: Fields) -> dict[str, Any]:
+    """The first layer's heads for the model's: layers grow wider with depth (arXiv:2404.14619)."""
+    lists = [f.items(key) for key in ("num_query_heads", "num_kv_heads")]
     if not all(lists):
         raise ConfigError("missing key num_query_heads or num_kv_heads: lists of heads for every layer")
-    least = {"num_attention_heads": lists[0][0], "num_key_value_heads": lists[1][0]}
-    fields = Fields({**top.data, **least}, _OPENELM.names, _OPENELM.defaults)
-    fields.whole("head_dim")
-    fields.choice("ffn_with_glu", fields.flag("ffn_with_glu", True), (True,))
-    builder = Builder(_OPENELM, fields, precision)
-    arch = builder.arch()
-    top.used |= fields.used | {"tie_word_embeddings", "qkv_multipliers", "num_gqa_groups"}
-    return arch, tuple(builder.notes)
+    f.whole("head_dim")
+    f.choice("ffn_with_glu", f.flag("ffn_with_glu", True), (True,))
+    f.used |= {"tie_word_embeddings", "qkv_multipliers", "num_gqa_groups"}
+    return {"num_attention_heads": lists[0][0], "num_key_value_heads": lists[1][0]}
 
 
 # The table ------------------------------------------------------------------------------------
 
-_BIASED: dict[str, Any] = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
-_LLAMA: dict[str, Any] = {**_BIASED, "mlp_bias": "mlp_bias"}
-_ALL_BIASED: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
-_GPT_NAMES = {
-    "hidden_size": ("n_embd", "hidden_size"),
-    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "intermediate_size": ("n_inner",),
-    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
-}
 _XGLM_NAMES = {
     "hidden_size": ("d_model", "hidden_size"),
     "num_hidden_layers": ("num_layers", "num_hidden_layers"),
@@ -655,7 +632,7 @@ _QWEN_NAMES = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
 }
 _PHI: dict[str, Any] = {
-    **_ALL_BIASED,
+    **ALL_BIASED,
     "norm": "layer",
     "layout": "parallel",
     "gated": False,
@@ -688,21 +665,21 @@ _HUNYUAN_KEYS = _all(
     _free("cla_share_factor", "dense_list", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id"),
     _free("org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id", "use_rotary_pos_emb"),
 )
-_OLMO2 = Family(**_BIASED, layout="post", qk_norm="full")
+_OLMO2 = Family(**BIASED, layout="post", qk_norm="full")
 
 FAMILIES: dict[str, Family] = {
     "apertus": Family(
-        **_BIASED,
+        **BIASED,
         gated=False,
         qk_norm="head",
         ffn=_apertus_ffn,
         shape=_all(_absent("mlp_bias"), _only("qk_norm", True), _absent("post_norm")),
     ),
-    "arcee": Family(**_LLAMA, gated=False),
+    "arcee": Family(**LLAMA, gated=False),
     "baichuan": Family(fused_qkv=True, shape=_all(_multi_head, _baichuan)),
-    "biogpt": Family(**_ALL_BIASED, norm="layer", gated=False, rotary=False, tied=True, first=_positions(2)),
+    "biogpt": Family(**GPT, first=_positions(2)),
     "bitnet": Family(
-        **_BIASED,
+        **BIASED,
         defaults={"num_key_value_heads": 5},
         mixer=_bitnet_mixer,
         ffn=_bitnet_ffn,
@@ -710,7 +687,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "chatglm": Family(names=_CHATGLM_NAMES, fused_qkv=True, fused_inner=True, shape=_chatglm, last=_chatglm_last),
     "codegen": Family(
-        names=_GPT_NAMES,
+        names=GPT_NAMES,
         norm="layer",
         layout="parallel",
         gated=False,
@@ -720,10 +697,10 @@ FAMILIES: dict[str, Family] = {
         last=_biased_head,
     ),
     "cohere": Family(
-        **_BIASED, layout="parallel", tied=True, mixer=_gains_if("use_qk_norm", False), shape=_free("logit_scale")
+        **BIASED, layout="parallel", tied=True, mixer=_gains_if("use_qk_norm", False), shape=_free("logit_scale")
     ),
     "cohere2": Family(
-        **_BIASED,
+        **BIASED,
         layout="parallel",
         tied=True,
         mixer=_attention,
@@ -731,12 +708,8 @@ FAMILIES: dict[str, Family] = {
         shape=_COHERE2_KEYS,
     ),
     "ctrl": Family(
-        **_ALL_BIASED,
-        names={**_GPT_NAMES, "intermediate_size": ("dff",)},
-        norm="layer",
-        gated=False,
-        rotary=False,
-        tied=True,
+        **GPT,
+        names={**GPT_NAMES, "intermediate_size": ("dff",)},
         shape=_multi_head,
         first=_fixed_positions,
         last=_biased_head,
@@ -747,9 +720,9 @@ FAMILIES: dict[str, Family] = {
         layers=_first_of_four_full(8192),
         shape=_nulls,
     ),
-    "diffllama": Family(**_BIASED, mixer=_differential, shape=_DIFF_KEYS),
+    "diffllama": Family(**BIASED, mixer=_differential, shape=_DIFF_KEYS),
     "doge": Family(
-        **_LLAMA, qk_norm="head", layers=all_windowed(None), mixer=_dynamic_mask, ffn=_doge_ffn, shape=_DOGE_KEYS
+        **LLAMA, qk_norm="head", layers=all_windowed(None), mixer=_dynamic_mask, ffn=_doge_ffn, shape=_DOGE_KEYS
     ),
     "ernie4_5": Family(
         qkv_bias="use_bias",
@@ -760,7 +733,7 @@ FAMILIES: dict[str, Family] = {
         shape=_nulls,
     ),
     "exaone": Family(
-        **_LLAMA,
+        **LLAMA,
         names={"num_hidden_layers": ("num_layers", "num_hidden_layers")},
         defaults={"num_key_value_heads": 8},
         shape=_nulls,
@@ -775,13 +748,9 @@ FAMILIES: dict[str, Family] = {
     "glm": Family(**_GLM),
     "glm4": Family(**_GLM, layout="sandwich"),
     "gpt_bigcode": Family(
-        **_ALL_BIASED,
-        names=_GPT_NAMES,
-        norm="layer",
-        gated=False,
+        **GPT,
+        names=GPT_NAMES,
         fused_qkv=True,
-        rotary=False,
-        tied=True,
         shape=_all(_multi_query, _four_times),
         first=_positions(),
     ),
@@ -798,7 +767,7 @@ FAMILIES: dict[str, Family] = {
         first=_positions(),
     ),
     "gptj": Family(
-        names=_GPT_NAMES,
+        names=GPT_NAMES,
         norm="layer",
         layout="parallel",
         gated=False,
@@ -806,9 +775,9 @@ FAMILIES: dict[str, Family] = {
         shape=_all(_multi_head, _four_times, _free("rotary")),
         last=_biased_head,
     ),
-    "granite": Family(**_LLAMA),
+    "granite": Family(**LLAMA),
     "granite_swa": Family(
-        **_LLAMA,
+        **LLAMA,
         sinks=True,
         tied=True,
         defaults={"num_key_value_heads": 4},
@@ -822,12 +791,12 @@ FAMILIES: dict[str, Family] = {
         shape=_helium,
     ),
     "hunyuan_v1_dense": Family(
-        **_BIASED,
+        **BIASED,
         names={"head_dim": ("head_dim", "attention_head_dim")},
         qk_norm="head",
         shape=_HUNYUAN_KEYS,
     ),
-    "hyperclovax": Family(**_LLAMA, shape=_post_norm),
+    "hyperclovax": Family(**LLAMA, shape=_post_norm),
     "internlm": Family(qkv_bias="bias", out_bias="bias", defaults={"bias": True}, shape=_multi_head),
     "internlm2": Family(qkv_bias="bias", out_bias="bias", fused_qkv=True, defaults={"bias": True}),
     "internlm3": Family(
@@ -839,14 +808,14 @@ FAMILIES: dict[str, Family] = {
         shape=_internlm3,
     ),
     "iquestcoder": Family(
-        **_LLAMA, defaults={"num_key_value_heads": 8, "head_dim": 128}, shape=_all(_nulls, _absent("clip_qkv"))
+        **LLAMA, defaults={"num_key_value_heads": 8, "head_dim": 128}, shape=_all(_nulls, _absent("clip_qkv"))
     ),
-    "jais2": Family(**_LLAMA, norm="layer", gated=False, defaults={"attention_bias": True, "mlp_bias": True}),
+    "jais2": Family(**LLAMA, norm="layer", gated=False, defaults={"attention_bias": True, "mlp_bias": True}),
     "mimo": Family(
         qkv_bias=True, defaults={"num_key_value_heads": 32}, layers=_mimo_layers, shape=_only("attention_bias", True)
     ),
     "minicpm": Family(
-        **_BIASED,
+        **BIASED,
         tied=True,
         layers=_minicpm_layers,
         ffn=sparse_or_dense(_minicpm_experts),
@@ -862,20 +831,20 @@ FAMILIES: dict[str, Family] = {
     "ministral": Family(defaults={"num_key_value_heads": 8}, layers=all_windowed(4096), shape=_nulls),
     "mpt": Family(names=_MPT_NAMES, gated=False, fused_qkv=True, rotary=False, tied=True, shape=_mpt),
     "nanochat": Family(
-        **_BIASED,
+        **BIASED,
         norm="rms",
         gated=False,
         qk_norm="head",
         shape=_no_affine,
         first=_normed_table,
     ),
-    "nemotron": Family(**_LLAMA, names={"head_dim": ("head_dim", "kv_channels")}, norm="layer", gated=False),
-    "olmo": Family(**_BIASED, shape=_all(_no_affine, _free("clip_qkv"))),
-    "olmo3": Family(**_BIASED, layout="post", qk_norm="full", layers=every("sliding_window_period", 4, 4096)),
+    "nemotron": Family(**LLAMA, names={"head_dim": ("head_dim", "kv_channels")}, norm="layer", gated=False),
+    "olmo": Family(**BIASED, shape=_all(_no_affine, _free("clip_qkv"))),
+    "olmo3": Family(**BIASED, layout="post", qk_norm="full", layers=every("sliding_window_period", 4, 4096)),
     "olmo_1124": _OLMO2,
     "orion": Family(norm="layer", shape=_all(_absent("attention_bias"), _free("max_sequence_length"))),
     "persimmon": Family(
-        **_ALL_BIASED,
+        **ALL_BIASED,
         norm="layer",
         gated=False,
         fused_qkv=True,
@@ -885,7 +854,7 @@ FAMILIES: dict[str, Family] = {
     "phi": Family(**_PHI),
     "phi-msft": Family(
         **_PHI,
-        names={**_GPT_NAMES, "num_key_value_heads": ("n_head_kv",)},
+        names={**GPT_NAMES, "num_key_value_heads": ("n_head_kv",)},
         fused_qkv=True,
         shape=_all(_four_times, _absent("img_processor")),
     ),
@@ -898,7 +867,7 @@ FAMILIES: dict[str, Family] = {
         shape=_nulls,
     ),
     "smollm3": Family(
-        **_LLAMA,
+        **LLAMA,
         tied=True,
         mixer=_attention,
         layers=_smollm3_layers,
@@ -924,18 +893,14 @@ FAMILIES: dict[str, Family] = {
         shape=_all(_only("mlp_type", "default"), _only("norm_type", "layer_norm")),
     ),
     "vaultgemma": Family(
-        **_BIASED,
+        **BIASED,
         tied=True,
         defaults={"num_key_value_heads": 4, "head_dim": 256},
         layers=every("sliding_window_period", 2, 4096),
     ),
     "xglm": Family(
-        **_ALL_BIASED,
+        **GPT,
         names=_XGLM_NAMES,
-        norm="layer",
-        gated=False,
-        rotary=False,
-        tied=True,
         shape=_multi_head,
         first=_fixed_positions,
     ),
@@ -950,9 +915,22 @@ FAMILIES: dict[str, Family] = {
         mixer=_filtered,
         shape=_all(_multi_head, _absent("use_shareqk"), _free("causal_mask", "eod_token", "sep_token")),
     ),
+    "nemotron-nas": Family(**LLAMA, layers=_nas_layers, builder=_NasBuilder),
+    "openelm": Family(
+        names={
+            "hidden_size": ("model_dim",),
+            "num_hidden_layers": ("num_transformer_layers",),
+            "max_position_embeddings": ("max_context_length",),
+            "tie_word_embeddings": ("share_input_output_layers",),
+        },
+        fused_inner=True,
+        tied=True,
+        layers=_openelm_layers,
+        mixer=_openelm_mixer,
+        ffn=_openelm_ffn,
+        mend=_openelm_heads,
+    ),
 }
-
-CUSTOM: dict[str, Custom] = {"nemotron-nas": Custom(_read_nas), "openelm": Custom(_read_openelm)}
 
 #: Class names of `architectures` and the model types that they go with.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {

@@ -7,8 +7,10 @@ Sources: the configuration and modelling code of transformers 5.24; T5 (arXiv:19
 
 from __future__ import annotations
 
+from functools import partial
+
 from gambrel.model.arch import Arch, Block, Experts
-from gambrel.model.builder import Custom, layer_range
+from gambrel.model.builder import Custom, Result, layer_range
 from gambrel.model.encdec_parts import BandAttention, Convolution, Lookup, PositionBias
 from gambrel.model.encoders import CrossAttention, Stack
 from gambrel.model.experts import MixtureOfExperts
@@ -18,7 +20,7 @@ from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from gambrel.model.precision import Precision
@@ -61,6 +63,15 @@ class Maker:
         fmt = self.precision.matrix(path, group)
         return Linear(path.rsplit(".", 1)[-1], group, *sides, fmt, self.base if bias else None, ways)
 
+    def stack(self, kinds: Sequence[Any], layer: Callable[[int], tuple[Part, ...]]) -> list[tuple[Part, ...]]:
+        """The parts of every layer; those of one kind share them, unless a scheme may tell them apart by their path."""
+        made: dict[Any, tuple[Part, ...]] = {}
+        keys = [(kind, index if self.precision.scheme else None) for index, kind in enumerate(kinds)]
+        for index, key in enumerate(keys):
+            if key not in made:
+                made[key] = layer(index)
+        return [made[key] for key in keys]
+
     def residual(self) -> Elementwise:
         """The residual add behind every part."""
         return Elementwise("residual_add", self.hidden)
@@ -87,10 +98,15 @@ class Maker:
 
 
 def merged(layers: Iterable[tuple[Part, ...]]) -> tuple[Block, ...]:
-    """Equal layers together, in order of first occurrence."""
+    """Equal layers together, in order of first occurrence; those that are one object need no comparison."""
+    made = list(layers)
+    first: dict[int, int] = {}
     kinds: dict[tuple[Part, ...], list[int]] = {}
-    for index, parts in enumerate(layers):
-        kinds.setdefault(parts, []).append(index)
+    groups: dict[int, list[int]] = {}
+    for index, parts in enumerate(made):
+        one = first.setdefault(id(parts), index)
+        group = groups[one] if one in groups else groups.setdefault(one, kinds.setdefault(parts, []))
+        group.append(index)
     return tuple(Block(layer_range(indices), parts, len(indices)) for parts, indices in kinds.items())
 
 
@@ -243,12 +259,14 @@ class T5Maker(Maker):
         """The model."""
         table = self.table()
         source = Lookup("embed_tokens", self.hidden, table.format)
-        layers = [[self.layer(side, i) for i in range(n)] for side, n in self.sides]
+        encoding, decoding = ([(i == 0, sparse) for i, sparse in enumerate(layers)] for layers in self.sparse)
+        source_layers = self.stack(encoding, partial(self.layer, "encoder"))
+        layers = self.stack(decoding, partial(self.layer, "decoder"))
         return Arch(
             (table,),
-            merged(layers[1]),
+            merged(layers),
             (self.norm("final_layer_norm", last_rows=True), self.head()),
-            (encoder((source,), layers[0], (self.norm("final_layer_norm"),)),),
+            (encoder((source,), source_layers, (self.norm("final_layer_norm"),)),),
             self.experts,
             None,
             self.n_heads,
@@ -257,21 +275,8 @@ class T5Maker(Maker):
             encodes=True,
         )
 
-    @property
-    def sides(self) -> tuple[tuple[str, int], ...]:
-        """Encoder and decoder with their layers."""
-        return ("encoder", self.layers), ("decoder", self.decoder_layers)
-
 
 _GLOBAL = "transient-global"
-
-
-def _t5(row: T5) -> Custom:
-    def read(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-        made = T5Maker(row, top, precision)
-        return made.arch(), tuple(made.notes)
-
-    return Custom(read)
 
 
 # BART and Whisper -----------------------------------------------------------------------------
@@ -418,7 +423,8 @@ class BartMaker(Maker):
     def arch(self) -> Arch:
         """The model."""
         source, table = self.tables()
-        layers = {side: [self.layer(side, i) for i in range(n)] for side, n in self.layers.items()}
+        kinds = {side: self.radii if self.radii and side == "encoder" else [0] * n for side, n in self.layers.items()}
+        layers = {side: self.stack(kind, partial(self.layer, side)) for side, kind in kinds.items()}
         name = "layer_norm"
         final = self.row.final_norm
         h = self.heads["decoder"][0]
@@ -438,12 +444,17 @@ class BartMaker(Maker):
         )
 
 
-def _bart(row: Bart) -> Custom:
-    def read(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-        made = BartMaker(row, top, precision)
-        return made.arch(), tuple(made.notes)
+def _made(maker: type[T5Maker] | type[BartMaker], row: Any) -> Custom:
+    """A model of a maker; row: what tells it from the others of its family."""
+
+    def read(top: Fields, precision: Precision) -> Result:
+        made = maker(row, top, precision)
+        return Result(made.arch(), tuple(made.notes))
 
     return Custom(read)
+
+
+_t5, _bart = partial(_made, T5Maker), partial(_made, BartMaker)
 
 
 # The table ------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from gambrel.model.slots import (
     Inner,
     Projections,
     Routed,
-    Slots,
     auto_whole,
     divided,
     feed_forward,
@@ -139,7 +138,7 @@ def _mamba_keys(b: Builder, inner: int) -> Mamba2:
     )
 
 
-def _mamba_shape(b: Slots) -> None:
+def _mamba_shape(b: Builder) -> None:
     """Channels take the place of heads where there is no attention."""
     f = b.fields
     only(f, "rms_norm", True)
@@ -150,7 +149,7 @@ def _mamba_shape(b: Slots) -> None:
 
 
 def _mamba_layer(norms: str) -> Make:
-    def make(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+    def make(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
         f, bias = b.fields, b.fields.flag("use_bias", False)
         rank = auto_whole(f, "time_step_rank", -(-b.hidden // 16))
         taps, taps_bias = f.whole("conv_kernel", 4), f.flag("use_conv_bias", True)
@@ -160,7 +159,7 @@ def _mamba_layer(norms: str) -> Make:
     return make
 
 
-def _mamba2_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _mamba2_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f, bias, heads = b.fields, b.fields.flag("use_bias", False), b.n_heads
     inner = f.whole("expand", 2) * b.hidden
     if heads * b.head_dim != inner:
@@ -192,7 +191,7 @@ def _jamba_layers(b: Builder) -> list[Layer]:
     ]
 
 
-def _jamba_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _jamba_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f = b.fields
     if layer.kind == "full":
         mixer = grouped_attention(b, f"{path}.self_attn", Projections(rotary=False))
@@ -218,7 +217,7 @@ def _bamba_layers(b: Builder) -> list[Layer]:
     return [Layer(kind="full" if i in full else "linear") for i in range(b.n_layers)]
 
 
-def _bamba_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _bamba_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f = b.fields
     if layer.kind == "full":
         bias = f.flag("attention_bias", False)
@@ -229,7 +228,7 @@ def _bamba_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return (*pre_norm(b, "input_layernorm", *mixer), *pre_norm(b, "pre_ff_layernorm", ffn))
 
 
-def _granite_shape(b: Slots) -> None:
+def _granite_shape(b: Builder) -> None:
     place = b.fields.text("position_embedding_type", "nope")
     b.rotary = b.fields.choice("position_embedding_type", place, ("nope", "rope")) == "rope"
 
@@ -240,7 +239,7 @@ def _granite_layers(b: Builder) -> list[Layer]:
     return [Layer(kind=kind, sparse=sparse) for kind in kinds]
 
 
-def _granite_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _granite_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Attention or Mamba 2, then experts (where there are any) and a feed-forward that every token passes."""
     f = b.fields
     if layer.kind == "full":
@@ -259,7 +258,7 @@ def _granite_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return (*pre_norm(b, "input_layernorm", *mixer), *pre_norm(b, "post_attention_layernorm", ffn))
 
 
-def _falcon_h1_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _falcon_h1_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Attention and Mamba 2 side by side on the same input, then a feed-forward."""
     f = b.fields
     only(f, "mamba_use_mlp", True)
@@ -328,7 +327,7 @@ def _shared(kinds: Sequence[str], blocks: int) -> list[Layer]:
     return layers
 
 
-def _zamba_shape(b: Slots) -> None:
+def _zamba_shape(b: Builder) -> None:
     wide = b.fields.whole("attention_hidden_size", 2 * b.hidden)
     if not b.fields.has("head_dim"):
         b.head_dim = divided(b.fields, "attention width in heads", 2 * b.hidden, b.n_heads)
@@ -340,7 +339,7 @@ def _own(layer: Layer, *parts: Part) -> tuple[Part, ...]:
     return tuple(Again(part) for part in parts) if layer.extra == "again" else parts
 
 
-def _zamba_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _zamba_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f, hybrid = b.fields, layer.kind == "hybrid"
     wide = f.whole("attention_hidden_size", 2 * b.hidden)
     inner, rank = f.whole("mamba_expand", 2) * b.hidden, auto_whole(f, "mamba_dt_rank", -(-b.hidden // 16))
@@ -362,7 +361,7 @@ def _zamba_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return (*block, b.linear(f"{path}.linear", "mlp", b.hidden, b.hidden), Elementwise("add_shared", b.hidden), *mamba)
 
 
-def _zamba2_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _zamba2_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f, hybrid = b.fields, layer.kind == "hybrid"
     bias, heads = f.flag("add_bias_linear", False), f.whole("n_mamba_heads", 8)
     head = divided(f, "channels in Mamba heads", f.whole("mamba_expand", 2) * b.hidden, heads)
@@ -408,9 +407,8 @@ def _zamba2_shared(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def _nemotron_shape(b: Slots) -> None:
-    """The list or the pattern says how many layers there are."""
-    f = b.fields
+def _nemotron_kinds(f: Fields) -> list[str]:
+    """The kinds of all layers, from the list or the pattern."""
     pattern, listed = f.text("hybrid_override_pattern", ""), f.items("layers_block_type")
     for symbol in pattern:
         f.choice("hybrid_override_pattern", symbol, tuple(PATTERN))
@@ -424,11 +422,17 @@ def _nemotron_shape(b: Slots) -> None:
     kinds = [KINDS[name] for name in names]
     if listed and spelled and kinds != [KINDS[name] for name in spelled]:
         raise ConfigError("contradictory config: layers_block_type and hybrid_override_pattern name different layers")
+    return kinds
+
+
+def _nemotron_shape(b: Builder) -> None:
+    """The list or the pattern says how many layers there are."""
+    f, kinds = b.fields, _nemotron_kinds(b.fields)
     if f.has("num_hidden_layers") and b.n_layers != len(kinds):
         raise ConfigError(
             f"contradictory config: {f.label('num_hidden_layers')} is {b.n_layers}, but {len(kinds)} layers are listed"
         )
-    b.n_layers, b.kinds = len(kinds), kinds
+    b.n_layers = len(kinds)
     note_predictions(b, "num_nextn_predict_layers")
     for key in ("attention_bias", "mamba_proj_bias"):
         only(f, key, False)
@@ -437,16 +441,16 @@ def _nemotron_shape(b: Slots) -> None:
 
 
 def _nemotron_layers(b: Builder) -> list[Layer]:
-    assert isinstance(b, Slots)
-    return [Layer(window_of(b.fields) if kind == "full" else None, kind=kind) for kind in b.kinds]
+    kinds = _nemotron_kinds(b.fields)
+    return [Layer(window_of(b.fields) if kind == "full" else None, kind=kind) for kind in kinds]
 
 
-def _nemotron_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _nemotron_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """One slot a layer: Mamba 2, attention, a feed-forward or experts."""
     return pre_norm(b, "norm", *NEMOTRON[layer.kind](b, layer, f"{path}.mixer"))
 
 
-def _nemotron_mamba(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _nemotron_mamba(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     f, bias = b.fields, b.fields.flag("use_bias", False)
     heads, head = f.whole("mamba_num_heads", 128), f.whole("mamba_head_dim", 64)
     state, groups, taps = f.whole("ssm_state_size", 128), f.whole("n_groups", 8), f.whole("conv_kernel", 4)
@@ -454,16 +458,16 @@ def _nemotron_mamba(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return _mamba2(b, path, Mamba2(heads, head, state, groups, taps, bias, bias, conv_bias, dtype=dtype))
 
 
-def _nemotron_attention(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _nemotron_attention(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     return grouped_attention(b, path, Projections(rotary=False), layer.window)
 
 
-def _nemotron_mlp(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _nemotron_mlp(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     how = Inner(PLAIN_INNER.names, gated=False, bias=b.fields.flag("mlp_bias", False))
     return (feed_forward(b, path, b.fields.whole("intermediate_size"), how),)
 
 
-def _nemotron_moe(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _nemotron_moe(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Experts without a gate, in a narrower space where there is moe_latent_size, beside a shared one."""
     f, bias = b.fields, b.fields.flag("mlp_bias", False)
     only(f, "n_shared_experts", 1)
@@ -510,25 +514,34 @@ FAMILIES: dict[str, Family] = {
     "mamba": Family(
         defaults=_NO_HEADS,
         tied=True,
-        shape=slots(_mamba_layer(""), _mamba_shape, prefix="backbone.layers"),
+        builder=slots(_mamba_layer(""), "backbone.layers"),
+        shape=_mamba_shape,
     ),
     "falcon_mamba": Family(
-        defaults=_NO_HEADS, tied=True, shape=slots(_mamba_layer("plain"), _mamba_shape, prefix="backbone.layers")
+        defaults=_NO_HEADS,
+        tied=True,
+        builder=slots(_mamba_layer("plain"), "backbone.layers"),
+        shape=_mamba_shape,
     ),
-    "mamba2": Family(
-        names={"num_attention_heads": ("num_heads",)}, shape=slots(_mamba2_layer, prefix="backbone.layers")
-    ),
+    "mamba2": Family(names={"num_attention_heads": ("num_heads",)}, builder=slots(_mamba2_layer, "backbone.layers")),
     "jamba": Family(
-        layers=_jamba_layers, shape=slots(_jamba_layer), names=_EXPERTS, defaults={"num_key_value_heads": 8}
+        layers=_jamba_layers, builder=slots(_jamba_layer), names=_EXPERTS, defaults={"num_key_value_heads": 8}
     ),
-    "bamba": Family(layers=_bamba_layers, shape=slots(_bamba_layer), defaults={"num_key_value_heads": 8}),
-    "granitemoehybrid": Family(layers=_granite_layers, shape=slots(_granite_layer, _granite_shape), names=_KINDS_NAMES),
-    "falcon_h1": Family(shape=slots(_falcon_h1_layer), defaults={"num_key_value_heads": 8}),
-    "zamba": Family(layers=_zamba_layers, shape=slots(_zamba_layer, _zamba_shape), names=_ZAMBA_NAMES, tied=True),
-    "zamba2": Family(layers=_zamba2_layers, shape=slots(_zamba2_layer, _zamba_shape), names=_ZAMBA_NAMES, tied=True),
+    "bamba": Family(layers=_bamba_layers, builder=slots(_bamba_layer), defaults={"num_key_value_heads": 8}),
+    "granitemoehybrid": Family(
+        layers=_granite_layers, builder=slots(_granite_layer), shape=_granite_shape, names=_KINDS_NAMES
+    ),
+    "falcon_h1": Family(builder=slots(_falcon_h1_layer), defaults={"num_key_value_heads": 8}),
+    "zamba": Family(
+        layers=_zamba_layers, builder=slots(_zamba_layer), shape=_zamba_shape, names=_ZAMBA_NAMES, tied=True
+    ),
+    "zamba2": Family(
+        layers=_zamba2_layers, builder=slots(_zamba2_layer), shape=_zamba_shape, names=_ZAMBA_NAMES, tied=True
+    ),
     "nemotron_h": Family(
         layers=_nemotron_layers,
-        shape=slots(_nemotron_layer, _nemotron_shape, prefix="backbone.layers"),
+        builder=slots(_nemotron_layer, "backbone.layers"),
+        shape=_nemotron_shape,
         names=_NEMOTRON_NAMES,
         defaults={"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 1},
     ),

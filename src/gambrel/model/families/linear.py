@@ -29,7 +29,6 @@ from gambrel.model.slots import (
     Inner,
     Projections,
     Routed,
-    Slots,
     divided,
     feed_forward,
     free,
@@ -125,7 +124,7 @@ def _delta_net(
 def _qwen_layer(fused: bool) -> Make:
     """Gated attention or a gated delta net, then experts with a gated shared one, or a feed-forward."""
 
-    def make(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+    def make(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
         f = b.fields
         if layer.kind == "full":
             bias = f.flag("attention_bias", False)
@@ -167,7 +166,7 @@ def _olmo_layers(b: Builder) -> list[Layer]:
     return [Layer(kind=kind) for kind in kinds]
 
 
-def _olmo_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _olmo_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Attention with norms behind its parts, or a gated delta net with norms before them."""
     f, ffn = b.fields, feed_forward(b, f"{path}.mlp", b.fields.whole("intermediate_size"))
     if layer.kind == "full":
@@ -227,7 +226,7 @@ def _kimi_lists(f: Fields, n: int) -> list[str]:
     return [found[place] for place in range(1, n + 1)]
 
 
-def _kimi_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _kimi_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Latent attention or Kimi delta attention, then experts beside shared ones, or a feed-forward."""
     f = b.fields
     if layer.kind == "full":
@@ -293,7 +292,7 @@ def _minimax_layers(b: Builder) -> list[Layer]:
     return [Layer(window if kind == "full" else None, kind=kind) for kind in kinds]
 
 
-def _minimax_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _minimax_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Softmax or Lightning attention, then experts."""
     f, own = b.fields, f"{path}.self_attn"
     if layer.kind == "full":
@@ -314,7 +313,7 @@ def _minimax_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return (*pre_norm(b, "input_layernorm", *mixer), *pre_norm(b, "post_attention_layernorm", experts))
 
 
-def _lfm2_width(b: Slots) -> None:
+def _lfm2_width(b: Builder) -> None:
     """block_ff_dim comes before intermediate_size; with block_auto_adjust_ff_dim two thirds of it, rounded up."""
     f = b.fields
     width = f.maybe("block_ff_dim") or f.whole("intermediate_size")
@@ -327,7 +326,7 @@ def _lfm2_width(b: Slots) -> None:
     _lfm2_shape(b)
 
 
-def _lfm2_shape(b: Slots) -> None:
+def _lfm2_shape(b: Builder) -> None:
     for key in ("conv_dim", "conv_dim_out", "block_dim"):
         only(b.fields, key, b.hidden)
     for key in ("use_pos_enc", "block_use_swiglu"):
@@ -351,7 +350,7 @@ def _lfm2_moe_layers(b: Builder) -> list[Layer]:
     return [Layer(kind=kind, sparse=i >= dense) for i, kind in enumerate(kinds)]
 
 
-def _lfm2_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _lfm2_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Attention or a gated short convolution, then a feed-forward or experts."""
     f, d = b.fields, b.hidden
     if layer.kind == "full":
@@ -374,12 +373,12 @@ def _lfm2_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
     return (*pre_norm(b, "operator_norm", *mixer), *pre_norm(b, "ffn_norm", ffn))
 
 
-def _rwkv_shape(b: Slots) -> None:
+def _rwkv_shape(b: Builder) -> None:
     b.n_heads = b.n_kv = b.fields.whole("attention_hidden_size", b.hidden)
     free(b.fields, "rescale_every")
 
 
-def _rwkv_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _rwkv_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Time mixing and channel mixing, both over a token and the one before."""
     f, d, wide = b.fields, b.hidden, b.n_heads
     width = f.whole("intermediate_size", 4 * d)
@@ -409,7 +408,7 @@ def _rwkv_first(b: Builder) -> tuple[Part, ...]:
     return (b.table(), b.norm("pre_ln"))
 
 
-def _xlstm_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _xlstm_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """An mLSTM cell with its gates, then a feed-forward."""
     f, h, d = b.fields, b.n_heads, b.hidden
     bias, state = f.flag("use_bias", False), state_format(f, "inference_state_dtype")
@@ -453,14 +452,14 @@ def _griffin_layers(b: Builder) -> list[Layer]:
     return [Layer(window if kind == "full" else None, kind=kind) for kind in kinds]
 
 
-def _griffin_shape(b: Slots) -> None:
+def _griffin_shape(b: Builder) -> None:
     """Heads always share the hidden width; the feed-forward has half the width that the config names."""
     b.head_dim = divided(b.fields, "hidden width in heads", b.hidden, b.n_heads)
     free(b.fields, "embeddings_scale_by_sqrt_dim")
     b.width = b.fields.whole("intermediate_size") // 2
 
 
-def _griffin_layer(b: Slots, layer: Layer, path: str) -> tuple[Part, ...]:
+def _griffin_layer(b: Builder, layer: Layer, path: str) -> tuple[Part, ...]:
     """Local attention or the RG-LRU between a gate and a convolution, then a feed-forward; all with biases."""
     f, own, d = b.fields, f"{path}.temporal_block", b.hidden
     if layer.kind == "full":
@@ -503,34 +502,38 @@ _XLSTM_NAMES = {
 }
 _QWEN = {"head_dim": 256, "num_key_value_heads": 2}
 _MINIMAX = Family(
-    layers=_minimax_layers, shape=slots(_minimax_layer), names=_EXPERTS, defaults={"num_key_value_heads": 8}
+    layers=_minimax_layers, builder=slots(_minimax_layer), names=_EXPERTS, defaults={"num_key_value_heads": 8}
 )
 
 FAMILIES: dict[str, Family] = {
-    "qwen3_next": Family(layers=_interval_layers(True), shape=slots(_qwen_layer(True)), names=_EXPERTS, defaults=_QWEN),
+    "qwen3_next": Family(
+        layers=_interval_layers(True), builder=slots(_qwen_layer(True)), names=_EXPERTS, defaults=_QWEN
+    ),
     "qwen3_5_text": Family(
         layers=_interval_layers(False),
-        shape=slots(_qwen_layer(False)),
+        builder=slots(_qwen_layer(False)),
         defaults={"head_dim": 256, "num_key_value_heads": 4},
     ),
     "qwen3_5_moe_text": Family(
-        layers=_interval_layers(True), shape=slots(_qwen_layer(False)), names=_EXPERTS, defaults=_QWEN
+        layers=_interval_layers(True), builder=slots(_qwen_layer(False)), names=_EXPERTS, defaults=_QWEN
     ),
-    "olmo_hybrid": Family(layers=_olmo_layers, shape=slots(_olmo_layer)),
-    "kimi_linear": Family(layers=_kimi_layers, shape=slots(_kimi_layer), names=_KIMI_NAMES),
+    "olmo_hybrid": Family(layers=_olmo_layers, builder=slots(_olmo_layer)),
+    "kimi_linear": Family(layers=_kimi_layers, builder=slots(_kimi_layer), names=_KIMI_NAMES),
     "minimax": _MINIMAX,
     "minimax_m1": _MINIMAX,
     "minimax_text_01": _MINIMAX,
     "lfm2": Family(
         layers=_lfm2_layers,
-        shape=slots(_lfm2_layer, _lfm2_width),
+        builder=slots(_lfm2_layer),
+        shape=_lfm2_width,
         names=_LFM2_NAMES,
         defaults={"num_key_value_heads": 8},
         tied=True,
     ),
     "lfm2_moe": Family(
         layers=_lfm2_moe_layers,
-        shape=slots(_lfm2_layer, _lfm2_shape),
+        builder=slots(_lfm2_layer),
+        shape=_lfm2_shape,
         names={**_LFM2_NAMES, **_EXPERTS},
         defaults={"num_key_value_heads": 8},
         tied=True,
@@ -539,11 +542,12 @@ FAMILIES: dict[str, Family] = {
         names={"max_position_embeddings": ("context_length", "max_position_embeddings")},
         defaults=_NO_HEADS,
         norm="layer",
-        shape=slots(_rwkv_layer, _rwkv_shape, prefix="rwkv.blocks"),
+        builder=slots(_rwkv_layer, "rwkv.blocks"),
+        shape=_rwkv_shape,
         first=_rwkv_first,
     ),
-    "xlstm": Family(names=_XLSTM_NAMES, shape=slots(_xlstm_layer, prefix="backbone.blocks"), last=_xlstm_last),
-    "recurrent_gemma": Family(layers=_griffin_layers, shape=slots(_griffin_layer, _griffin_shape), tied=True),
+    "xlstm": Family(names=_XLSTM_NAMES, builder=slots(_xlstm_layer, "backbone.blocks"), last=_xlstm_last),
+    "recurrent_gemma": Family(layers=_griffin_layers, builder=slots(_griffin_layer), shape=_griffin_shape, tied=True),
 }
 
 #: Class names of `architectures` and the model types that they go with.

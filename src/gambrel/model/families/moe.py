@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.builder import Builder, Custom, Family, Layer, MoE
-from gambrel.model.families.patterns import sparse_or_dense, typed, window_of
+from gambrel.model.builder import Builder, Family, Layer, MoE
+from gambrel.model.families.patterns import BIASED, sparse_or_dense, typed, window_of
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Attention, Elementwise, Linear, Norm, Part
 from gambrel.values import frozen
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from gambrel.model.arch import Arch
     from gambrel.model.experts import MixtureOfExperts
-    from gambrel.model.precision import Precision
     from gambrel.model.sparse import Indexer
 
 # Attention ------------------------------------------------------------------------------------
@@ -533,24 +531,6 @@ def _biased_head(key: str) -> Callable[[Builder], tuple[Part, ...]]:
 # Models whose layers are not a mixer and a feed-forward ---------------------------------------
 
 
-def custom(
-    family: Family, builder: type[Builder] = Builder, mend: Callable[[Fields], dict[str, Any]] | None = None
-) -> Custom:
-    """A family read by a builder of its own; `mend` adds keys that follow from others."""
-
-    def read(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-        fields = Fields(top.data, family.names, family.defaults)
-        fields.used |= top.used
-        if mend is not None:
-            fields.data = {**top.data, **mend(fields)}
-        b = builder(family, fields, precision)
-        arch = b.arch()
-        top.used |= fields.used
-        return arch, tuple(b.notes)
-
-    return Custom(read)
-
-
 def _jetmoe_heads(f: Fields) -> dict[str, Any]:
     """Query heads are the KV heads times the experts of a token; a config that says otherwise contradicts itself."""
     heads = f.whole("num_key_value_heads") * f.whole("num_experts_per_tok")
@@ -606,7 +586,6 @@ class LongcatBuilder(Builder):
 # The table ------------------------------------------------------------------------------------
 
 _ROUTED = {"n_routed_experts": ("n_routed_experts", "num_experts", "num_local_experts")}
-_ALL_BIASES: dict[str, Any] = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
 _GLM4 = Family(
     names=_ROUTED,
     mixer=_glm_attention,
@@ -630,7 +609,7 @@ _DSA: dict[str, Any] = {
     "ffn": sparse_or_dense(_spec("moe_intermediate_size", "n_shared_experts")),
 }
 _DSA_DEFAULTS = {"n_shared_experts": 1, "index_topk": 2048, "index_head_dim": 128, "head_dim": 64}
-_GRANITE: dict[str, Any] = {**_ALL_BIASES, "names": _ROUTED, "layers": _every_sparse}
+_GRANITE: dict[str, Any] = {**BIASED, "names": _ROUTED, "layers": _every_sparse}
 _NARROW = {"moe_intermediate_size": ("moe_intermediate_size", "expert_hidden_dim")}
 
 FAMILIES: dict[str, Family] = {
@@ -642,7 +621,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 128, "num_key_value_heads": 8, "num_experts_per_tok": 1, "n_routed_experts": 16},
     ),
     "qwen3_vl_moe_text": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names=_ROUTED,
         qk_norm="head",
         tied=True,
@@ -675,7 +654,7 @@ FAMILIES: dict[str, Family] = {
     "hunyuan": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
     "hy_v3": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names={**_ROUTED, **_NARROW},
         qk_norm="head",
         mlp_bias="mlp_bias",
@@ -706,7 +685,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4},
     ),
     "dots1": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names=_ROUTED,
         qk_norm="head",
         layers=_dots_layers,
@@ -737,7 +716,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(**_GRANITE, ffn=_renamed(_spec("intermediate_size", fused=True), "block_sparse_moe")),
     "granitemoeshared": Family(**_GRANITE, fused_inner=True, ffn=_renamed(_granite_shared_spec, "block_sparse_moe")),
     "phimoe": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names={**_ROUTED, "intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         norm="layer",
         layers=_windowed_sparse,
@@ -746,21 +725,21 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8},
     ),
     "olmoe": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names=_ROUTED,
         qk_norm="full",
         layers=_every_sparse,
         ffn=sparse_or_dense(_spec("intermediate_size")),
     ),
     "flex_olmo": Family(
-        **_ALL_BIASES,
+        **BIASED,
         names=_ROUTED,
         layout="post",
         qk_norm="full",
         layers=_every_sparse,
         ffn=sparse_or_dense(_spec("intermediate_size")),
     ),
-    "deepseek": Family(**_ALL_BIASES, names=_ROUTED, layers=_deepseek1_layers, ffn=_deepseek1_ffn),
+    "deepseek": Family(**BIASED, names=_ROUTED, layers=_deepseek1_layers, ffn=_deepseek1_ffn),
     "bailing_moe": Family(
         names={**_ROUTED, "num_shared_experts": ("num_shared_experts", "n_shared_experts")},
         mlp_bias="use_bias",
@@ -781,33 +760,31 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v32": Family(**_DSA, layers=_dsa_layers, defaults={**_DSA_DEFAULTS, "index_n_heads": 64}),
     "glm_moe_dsa": Family(**_DSA, layers=_glm_dsa_layers, defaults={**_DSA_DEFAULTS, "index_n_heads": 32}),
-}
-
-_JETMOE = Family(
-    names={
-        "head_dim": ("kv_channels", "head_dim"),
-        "num_local_experts": ("num_local_experts", "moe_num_experts"),
-        "n_routed_experts": ("num_local_experts", "moe_num_experts"),
-        "num_experts_per_tok": ("num_experts_per_tok", "moe_top_k"),
-    },
-    tied=True,
-    mixer=_jetmoe_attention,
-    layers=_every_sparse,
-    ffn=_jetmoe_ffn,
-    defaults={"num_key_value_heads": 16, "head_dim": 128},
-)
-_LONGCAT = Family(
-    names={
-        "intermediate_size": ("ffn_hidden_size", "intermediate_size"),
-        "moe_intermediate_size": ("expert_ffn_hidden_size", "moe_intermediate_size"),
-        "num_experts_per_tok": ("moe_topk", "num_experts_per_tok"),
-        "n_routed_experts": ("n_routed_experts", "num_local_experts"),
-    },
-    defaults={"head_dim": 64, "q_lora_rank": 1536, "zero_expert_num": 256},
-)
-CUSTOM: dict[str, Custom] = {
-    "jetmoe": custom(_JETMOE, mend=_jetmoe_heads),
-    "longcat_flash": custom(_LONGCAT, LongcatBuilder, _longcat_depth),
+    "jetmoe": Family(
+        names={
+            "head_dim": ("kv_channels", "head_dim"),
+            "num_local_experts": ("num_local_experts", "moe_num_experts"),
+            "n_routed_experts": ("num_local_experts", "moe_num_experts"),
+            "num_experts_per_tok": ("num_experts_per_tok", "moe_top_k"),
+        },
+        tied=True,
+        mixer=_jetmoe_attention,
+        layers=_every_sparse,
+        ffn=_jetmoe_ffn,
+        defaults={"num_key_value_heads": 16, "head_dim": 128},
+        mend=_jetmoe_heads,
+    ),
+    "longcat_flash": Family(
+        names={
+            "intermediate_size": ("ffn_hidden_size", "intermediate_size"),
+            "moe_intermediate_size": ("expert_ffn_hidden_size", "moe_intermediate_size"),
+            "num_experts_per_tok": ("moe_topk", "num_experts_per_tok"),
+            "n_routed_experts": ("n_routed_experts", "num_local_experts"),
+        },
+        defaults={"head_dim": 64, "q_lora_rank": 1536, "zero_expert_num": 256},
+        builder=LongcatBuilder,
+        mend=_longcat_depth,
+    ),
 }
 
 #: Class names of `architectures` and the model types that they go with.

@@ -1,4 +1,4 @@
-"""Layer patterns and slots that several families share."""
+"""Layer patterns, slots and class defaults that several families share."""
 
 from __future__ import annotations
 
@@ -58,3 +58,51 @@ def sparse_or_dense(spec: Any) -> Any:
         return b.moe(path, spec(b)) if layer.sparse else b.dense(path)
 
     return ffn
+
+
+#: Settings that many families share: biases that the config speaks of, or that are always there; GPT-2's layers.
+BIASED: dict[str, Any] = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+LLAMA: dict[str, Any] = {**BIASED, "mlp_bias": "mlp_bias"}
+ALL_BIASED: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+GPT: dict[str, Any] = {**ALL_BIASED, "norm": "layer", "gated": False, "rotary": False, "tied": True}
+GPT_NAMES = {
+    "hidden_size": ("n_embd", "hidden_size"),
+    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
+    "num_attention_heads": ("n_head", "num_attention_heads"),
+    "intermediate_size": ("n_inner",),
+    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
+}
+
+#: Class defaults of text models in transformers 5.24, for keys that a nested config leaves out as it equals them.
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    name: dict(
+        zip(
+            (
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "max_position_embeddings",
+            ),
+            values,
+            strict=True,
+        )
+    )
+    for name, values in {
+        "llama": (32_000, 4096, 11_008, 32, 32, 2048),
+        "mistral": (32_000, 4096, 14_336, 32, 32, 131_072),
+        "qwen2": (151_936, 4096, 22_016, 32, 32, 32_768),
+        "qwen3": (151_936, 4096, 22_016, 32, 32, 32_768),
+        "cohere2": (256_000, 8192, 22_528, 40, 64, 8192),
+        "gemma": (256_000, 3072, 24_576, 28, 16, 8192),
+        "gemma2": (256_000, 2304, 9216, 26, 8, 8192),
+        "phi3": (32_064, 3072, 8192, 32, 32, 4096),
+        "persimmon": (262_144, 4096, 16_384, 36, 64, 16_384),
+        "exaone4": (102_400, 4096, 16_384, 32, 32, 2048),
+        "exaone4_5_text": (102_400, 4096, 16_384, 32, 32, 2048),
+        "lfm2": (65_536, 2560, 12_288, 32, 32, 128_000),
+        "llama4_text": (202_048, 5120, 8192, 48, 40, 131_072),
+        "mllama_text_model": (128_256, 4096, 14_336, 40, 32, 131_072),
+    }.items()
+}

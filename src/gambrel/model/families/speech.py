@@ -7,7 +7,7 @@ Sources: the configuration and modelling code of transformers 5.24; Conformer (a
 from __future__ import annotations
 
 from gambrel.model.arch import Block
-from gambrel.model.builder import Builder, Custom, Family, Nested
+from gambrel.model.builder import Builder, Custom, Family, Nested, Result
 from gambrel.model.encdec_parts import (
     BlockAttention,
     ConstantQueries,
@@ -18,6 +18,7 @@ from gambrel.model.encdec_parts import (
     Regrouped,
 )
 from gambrel.model.encoders import CrossAttention, Stack
+from gambrel.model.families.patterns import LLAMA, TEXT_DEFAULTS
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Attention, Elementwise, FeedForward, Linear, Norm, Part, Table
 
@@ -25,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gambrel.model.arch import Arch
     from gambrel.model.precision import Precision
     from gambrel.types import Format
 
@@ -129,6 +129,7 @@ def _voxtral(top: Fields, b: Builder) -> tuple[Part, ...]:
 
 def _qwen2_audio(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Whisper's encoder, the mean of every two positions, one projection."""
+    b.fields.choice("model_type", b.fields.text("model_type", "qwen2"), ("qwen2",))
     v = _config(top, b, "audio_config", _WHISPER, _WHISPER_NAMES)
     tower = _whisper(v, b)
     linear = Linear("linear", "audio", v.whole("hidden_size"), b.hidden, b.base, b.base)
@@ -247,46 +248,10 @@ def _granite_speech(top: Fields, b: Builder) -> tuple[Part, ...]:
     return (_conformer(v, b), _tower("projector", blocks))
 
 
-# Qwen2-Audio ----------------------------------------------------------------------------------
-
-#: Class defaults of its text model, which the published config leaves out.
-_QWEN2 = {
-    "vocab_size": 151_936,
-    "hidden_size": 4096,
-    "intermediate_size": 22_016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-}
-
-
-def _read_qwen2_audio(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-    """A Qwen2 whose config may leave out what Qwen2 is by default, and what hears for it."""
-    from gambrel.model.families import find
-
-    family = find("qwen2")
-    if not isinstance(family, Family):
-        raise ConfigError("qwen2_audio needs the family qwen2")
-    inner = top.nested("text_config")
-    inner.choice("model_type", inner.text("model_type", "qwen2"), ("qwen2",))
-    fields = Fields(inner.data, family.names, {**family.defaults, **_QWEN2}, inner.where)
-    tied = fields.flag("tie_word_embeddings", False)
-    builder = Builder(family, fields, precision, top.flag("tie_word_embeddings", tied))
-    arch = builder.arch(_qwen2_audio(top, builder))
-    return arch, (*builder.notes, *_unread(fields))
-
-
-def _unread(fields: Fields) -> tuple[str, ...]:
-    """A note of the keys of a nested config that nobody read."""
-    names = [key for key in fields.unread() if not key.endswith((".dtype", ".torch_dtype"))]
-    return (f"keys that nobody read: {', '.join(names)}",) if names else ()
-
-
 # CSM ------------------------------------------------------------------------------------------
 
 _CSM_NAMES = {"vocab_size": ("vocab_size", "codebook_size")}
-_CSM = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", names=_CSM_NAMES)
+_CSM = Family(**LLAMA, names=_CSM_NAMES)
 _MIMI = {
     "hidden_size": 512,
     "intermediate_size": 2048,
@@ -306,7 +271,7 @@ _MIMI = {
 }
 
 
-def _read_csm(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
+def _read_csm(top: Fields, precision: Precision) -> Result:
     """A decoder over frames, a depth decoder that fills each frame, and the codec beside them."""
     from dataclasses import replace
 
@@ -317,13 +282,13 @@ def _read_csm(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]
     d, books = b.hidden, fields.whole("num_codebooks", 32, low=2)
     frames = Table("embed_audio_tokens", books * b.vocab, d, b.base)
     text = Table("embed_text_tokens", fields.whole("text_vocab_size", 128_256), d, b.base)
-    depth, unread = _depth(fields, b, books)
+    depth = _depth(fields, b, books)
     b.notes.append("a decode step makes one frame: the backbone once, the depth decoder once for every codebook")
     arch = b.arch((depth, _mimi(fields, b)))
-    return replace(arch, first=(text, Frames(frames, books))), (*b.notes, *unread)
+    return Result(replace(arch, first=(text, Frames(frames, books))), tuple(b.notes), b.unread())
 
 
-def _depth(top: Fields, b: Builder, books: int) -> tuple[Part, tuple[str, ...]]:
+def _depth(top: Fields, b: Builder, books: int) -> Part:
     """The depth decoder, whose table is the backbone's unless the config unties it."""
     inner = top.nested("depth_decoder_config", names=_CSM_NAMES)
     inner.text("model_type", "")
@@ -338,7 +303,9 @@ def _depth(top: Fields, b: Builder, books: int) -> tuple[Part, tuple[str, ...]]:
     table = () if tied else (Table("embed_tokens", books * d.vocab, b.hidden, b.base),)
     head = Linear("codebooks_head", "head", d.hidden, d.vocab, b.base)
     inner.maybe("max_position_embeddings")
-    return DepthDecoder((*table, projector), d.blocks(), (d.norm("final_norm"),), head, books), _unread(inner)
+    inner.used |= {"dtype", "torch_dtype"}
+    b.beside.append(inner)
+    return DepthDecoder((*table, projector), d.blocks(), (d.norm("final_norm"),), head, books)
 
 
 def _mimi(top: Fields, b: Builder) -> Part:
@@ -396,9 +363,10 @@ def _resampling(c: Fields, width: int, ratios: list[int]) -> int:
     return 2 * int(fast / rate) * width * (width + width // groups) if rate != fast else 0
 
 
-CUSTOM: dict[str, Custom] = {"csm": Custom(_read_csm), "qwen2_audio": Custom(_read_qwen2_audio)}
+CUSTOM: dict[str, Custom] = {"csm": Custom(_read_csm)}
 
 NESTED: dict[str, Nested] = {
+    "qwen2_audio": Nested("qwen2", _qwen2_audio, flat=False, text_defaults=TEXT_DEFAULTS),
     "voxtral": Nested("llama", _voxtral),
     "granite_speech": Nested("granite", _granite_speech, tied=True),
 }

@@ -1,4 +1,4 @@
-"""Multimodal models: Qwen-VL, Qwen3.5, GLM-V, GLM-OCR, Kimi-K2.5, Kimi-VL, VideoLLaMA 3, with their towers.
+"""Vision towers whose patches are merged: Qwen-VL, Qwen3.5, GLM-V, GLM-OCR, Kimi-K2.5, Kimi-VL, VideoLLaMA 3.
 
 A media token (Step.media_tokens) is one patch of the tower, before its merger: of patch² pixels, and of two frames
 where the tower has a temporal patch. A 448 x 448 picture is 32·32 patches of 14, which Qwen2-VL merges to 256 tokens of
@@ -12,8 +12,8 @@ from gambrel.model.arch import Block
 from gambrel.model.builder import Builder, Family, Nested
 from gambrel.model.builder import Layer as TextLayer
 from gambrel.model.encoders import Stack
-from gambrel.model.families.decoders import _deepseek_experts, _deepseek_layers, _qwen3_experts, _qwen_windows
-from gambrel.model.families.patterns import sparse_or_dense
+from gambrel.model.families.decoders import _qwen_windows
+from gambrel.model.families.patterns import BIASED
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.vision_parts_a import Layer, Merged, gain, loose, vit_layer, weight
 
@@ -43,22 +43,10 @@ _VIT = {
 }
 
 
-def inner_scheme(b: Builder) -> None:
-    """A quantization_config in the text config where the top has none, as in moonshotai's own int4 files."""
-    from gambrel.model.precision import read_precision
-
-    quant = b.fields.raw("quantization_config", None)
-    if quant is None or b.precision.scheme is not None or b.precision.override is not None:
-        return
-    data = {"dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(b.base.name, "float32"), "quantization_config": quant}
-    b.precision = read_precision(Fields(data), b.precision.overrides)
-
-
 def vision_of(
     top: Fields, b: Builder, defaults: Mapping[str, Any], names: Mapping[str, Any] | None = None
 ) -> Fields | None:
     """The vision config, or None with a note where there is none."""
-    inner_scheme(b)
     if not top.has("vision_config"):
         b.notes.append("there is no vision_config: the text model alone is counted")
         return None
@@ -90,26 +78,6 @@ def _tower(b: Builder, first: tuple[Part, ...], layers: list[Layer], last: tuple
     kinds = {layer: layers.count(layer) for layer in layers}
     blocks = [Block("vision layers", vit_layer(b, layer), count) for layer, count in kinds.items()]
     return Stack("vision", (Block("patches", first), *blocks, Block("merger", last)), "media", "vision", base=b.base)
-
-
-def flat(towers: Towers) -> Callable[[Builder], tuple[Part, ...]]:
-    """Parts before the layers of a text model, with the tower where the text's keys stand beside vision_config."""
-
-    def first(b: Builder) -> tuple[Part, ...]:
-        beside = towers(b.fields, b) if b.fields.has("vision_config") else ()
-        return (*beside, b.table())
-
-    return first
-
-
-def _tied_either(towers: Towers) -> Towers:
-    """The head is tied where either config says so: these classes forward the text config's word to the top's."""
-
-    def read(top: Fields, b: Builder) -> tuple[Part, ...]:
-        b.tied = b.tied or b.fields.flag("tie_word_embeddings", False)
-        return towers(top, b)
-
-    return read
 
 
 # Qwen -----------------------------------------------------------------------------------------
@@ -307,7 +275,6 @@ def _video_llama(top: Fields, b: Builder) -> tuple[Part, ...]:
 
     Its projector counts as embedding, as in the list of true counts.
     """
-    b.tied = b.tied or b.fields.flag("tie_word_embeddings", False)
     v = vision_of(top, b, _SIGLIP, {"in_channels": ("num_channels", "in_channels")})
     if v is None:
         return ()
@@ -334,12 +301,6 @@ def _no_windows(b: Builder) -> list[TextLayer]:
     return [TextLayer()] * b.n_layers
 
 
-def _qwen3_vl_sparse(b: Builder) -> list[TextLayer]:
-    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name; no windows."""
-    dense, step = b.fields.items("mlp_only_layers"), b.fields.whole("decoder_sparse_step", 1)
-    return [TextLayer(sparse=i not in dense and (i + 1) % step == 0) for i in range(b.n_layers)]
-
-
 def _fixed_bias(b: Builder) -> None:
     """The class has its biases whatever attention_bias says; its heads share the hidden width."""
     _null_kv(b)
@@ -357,39 +318,21 @@ def _predicting(b: Builder) -> list[TextLayer]:
     return _no_windows(b)
 
 
-def _no_qk_norm(b: Builder) -> None:
-    b.fields.choice("use_qk_norm", b.fields.flag("use_qk_norm", False), (False,))
-
-
 _QWEN2_TEXT: dict[str, Any] = {
     "qkv_bias": True,
     "layers": _qwen_windows,
     "shape": _null_kv,
     "defaults": {"num_key_value_heads": 8, "max_window_layers": 80},
 }
-_QWEN3_TEXT: dict[str, Any] = {
-    "qkv_bias": "attention_bias",
-    "out_bias": "attention_bias",
-    "qk_norm": "head",
-    "shape": _null_kv,
-}
-
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl_text": Family(**_QWEN2_TEXT, first=flat(_qwen2_vl)),
-    "qwen2_5_vl_text": Family(**_QWEN2_TEXT, first=flat(_qwen2_5_vl)),
+    "qwen2_vl_text": Family(**_QWEN2_TEXT),
+    "qwen2_5_vl_text": Family(**_QWEN2_TEXT),
     "qwen3_vl_text": Family(
-        **_QWEN3_TEXT,
+        **BIASED,
+        qk_norm="head",
+        shape=_null_kv,
         layers=_no_windows,
-        first=flat(_qwen3_vl(deepstack=True)),
         defaults={"head_dim": 128, "num_key_value_heads": 32},
-    ),
-    "qwen3_vl_moe_text": Family(
-        **_QWEN3_TEXT,
-        layers=_qwen3_vl_sparse,
-        ffn=sparse_or_dense(_qwen3_experts),
-        first=flat(_qwen3_vl(deepstack=True)),
-        defaults={"num_key_value_heads": 16},
-        names={"num_experts": ("num_experts", "num_local_experts")},
     ),
     "glm4v_text": Family(
         layout="sandwich",
@@ -397,47 +340,31 @@ FAMILIES: dict[str, Family] = {
         fused_inner=True,
         shape=_fixed_bias,
         layers=_predicting,
-        first=flat(_glm4v),
         defaults={"num_key_value_heads": 2},
-    ),
-    "glm4v_moe_text": Family(
-        qkv_bias="attention_bias",
-        shape=_no_qk_norm,
-        layers=_deepseek_layers,
-        ffn=sparse_or_dense(_deepseek_experts),
-        first=flat(_glm4v),
-        defaults={
-            "attention_bias": True,
-            "num_key_value_heads": 8,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-        },
-        names={"n_routed_experts": ("n_routed_experts", "num_local_experts")},
     ),
     "glm_ocr_text": Family(
         layout="sandwich",
         fused_inner=True,
         shape=_null_kv,
         layers=_predicting,
-        first=flat(_glm_ocr),
         defaults={"num_key_value_heads": 8},
     ),
 }
 
 NESTED: dict[str, Nested] = {
-    "qwen2_vl": Nested("qwen2_vl_text", _tied_either(_qwen2_vl)),
-    "qwen2_5_vl": Nested("qwen2_5_vl_text", _tied_either(_qwen2_5_vl)),
+    "qwen2_vl": Nested("qwen2_vl_text", _qwen2_vl, either=True),
+    "qwen2_5_vl": Nested("qwen2_5_vl_text", _qwen2_5_vl, either=True),
     "qwen3_vl": Nested("qwen3_vl_text", _qwen3_vl(deepstack=True)),
     "qwen3_vl_moe": Nested("qwen3_vl_moe_text", _qwen3_vl(deepstack=True)),
     "qwen3_5": Nested("qwen3_5_text", _qwen3_vl(deepstack=False)),
     "qwen3_5_moe": Nested("qwen3_5_moe_text", _qwen3_vl(deepstack=False)),
-    "glm4v": Nested("glm4v_text", _tied_either(_glm4v)),
-    "glm4v_moe": Nested("glm4v_moe_text", _tied_either(_glm4v)),
+    "glm4v": Nested("glm4v_text", _glm4v, either=True),
+    "glm4v_moe": Nested("glm4v_moe_text", _glm4v, either=True),
     "glm46v": Nested("glm4v_text", _glm4v),
-    "glm_ocr": Nested("glm_ocr_text", _tied_either(_glm_ocr)),
+    "glm_ocr": Nested("glm_ocr_text", _glm_ocr, either=True),
     "kimi_k25": Nested("deepseek_v3", _moonvit, tied=True),
     "kimi_vl": Nested("deepseek_v3", _moonvit),
-    "video_llama_3": Nested("qwen2", _video_llama),
+    "video_llama_3": Nested("qwen2", _video_llama, either=True),
 }
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {

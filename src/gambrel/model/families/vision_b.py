@@ -1,7 +1,7 @@
-"""Multimodal models I: LLaVA, InternVL, Idefics 3, SmolVLM, Aya Vision, mllama, Llama 4, Janus, DeepSeek-VL, Fuyu, …
+"""Vision towers beside a known text model: LLaVA, InternVL, Idefics 3, SmolVLM, Aya Vision, mllama, Llama 4, Janus, …
 
-A text model that the other tables know, and a tower beside it. One media token (`Step.media_tokens`) is one patch of
-the picture as the tower's layers see it, before any merger: 576 of a picture of 336 x 336 in patches of 14. Class
+And DeepSeek-VL, Fuyu, Ovis 2, PaliGemma, Aria, EXAONE 4.5, LFM2-VL. One media token (`Step.media_tokens`) is one patch
+of the picture as the tower's layers see it, before any merger: 576 of a picture of 336 x 336 in patches of 14. Class
 tokens, mergers and windows are worked out from it (see vision_parts_b.Rows). More media tokens than a picture has
 patches are further pictures or tiles, which do not attend to one another; towers that take pictures of any size count
 all media tokens of a sequence as one picture. mllama's pictures are no part of the text: there one source token
@@ -13,13 +13,11 @@ from __future__ import annotations
 from functools import partial
 
 from gambrel.model.arch import Block
-from gambrel.model.builder import Builder, Custom, Family, Layer, MoE
+from gambrel.model.builder import Builder, Custom, Family, Layer, MoE, Nested, Result
 from gambrel.model.encoders import CrossAttention, Stack
-from gambrel.model.families import find, known
-from gambrel.model.families.patterns import sparse_or_dense
+from gambrel.model.families.patterns import LLAMA, TEXT_DEFAULTS, sparse_or_dense
 from gambrel.model.fields import ConfigError, Fields
 from gambrel.model.parts import Elementwise, Linear, Norm, Part, Table
-from gambrel.model.precision import read_precision
 from gambrel.model.vision_parts_b import (
     TOWERS,
     Autoencoder,
@@ -45,110 +43,18 @@ from gambrel.model.vision_parts_b import (
     tower_config,
 )
 from gambrel.units import ceil_div
-from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from gambrel.model.arch import Arch
     from gambrel.model.precision import Precision
-
-# The shape of a reading -----------------------------------------------------------------------
-
-
-@frozen
-class Vision:
-    """How a multimodal config is read.
-
-    text: model type of the text config where it names none. towers: what stands beside the text model. tied: default
-    of tie_word_embeddings where neither config has the key; either: tied where either of them says so (LLaVA). key:
-    where the text config is. aliases: other names of text model types. flat: its keys may stand at the top (Fuyu).
-    builder: the class that builds the text model.
-    """
-
-    text: str
-    towers: Callable[[Fields, Builder, list[Fields]], tuple[Part, ...]]
-    tied: bool | None = False
-    either: bool = False
-    key: str = "text_config"
-    aliases: Mapping[str, str] | None = None
-    flat: bool = False
-    builder: type[Builder] = Builder
-
-
-def _read(spec: Vision, top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
-    """The text model with its towers, and notes. Keys that nobody read are handed to `top` under their full names."""
-    inner = _text_fields(spec, top)
-    stated = inner.text("model_type", spec.text)
-    name = (spec.aliases or {}).get(stated, stated)
-    family = _family(spec, name)
-    if not (top.has("dtype") or top.has("torch_dtype")):
-        _take_dtype(top, inner, precision)
-    defaults = {**TEXT_DEFAULTS.get(name, {}), **family.defaults}
-    fields = Fields(inner.data, family.names, defaults, inner.where)
-    fields.used |= inner.used | {"dtype", "torch_dtype", "quantization_config"}
-    builder = spec.builder(family, fields, precision, _tied(spec, top, fields, family))
-    read: list[Fields] = []
-    arch = builder.arch(spec.towers(top, builder, read))
-    top.used |= _NO_COST | {"vocab_size"}
-    if spec.flat:
-        top.used |= fields.used
-    for part in (*read, *(() if spec.flat else (fields,))):
-        part.used |= _NO_COST
-        top.data = {**top.data, **dict.fromkeys(part.unread(), True)}
-    return arch, tuple(builder.notes)
-
-
-def _text_fields(spec: Vision, top: Fields) -> Fields:
-    """The text config; for Fuyu with the keys that its published files have at the top."""
-    if not spec.flat:
-        return top.nested(spec.key)
-    inner = top.nested(spec.key).data if top.has(spec.key) else {}
-    lifted = {key: value for key, value in top.data.items() if key not in FUYU_OWN and value is not None}
-    clash = next((k for k in lifted if inner.get(k) is not None and inner[k] != lifted[k] and k != "model_type"), None)
-    if clash is not None:
-        told = f"{clash} = {lifted[clash]!r}, {spec.key}.{clash} = {inner[clash]!r}"
-        raise ConfigError(f"contradictory config: {told} mean the same thing")
-    return Fields({**lifted, **{k: v for k, v in inner.items() if v is not None}})
-
-
-def _family(spec: Vision, name: str) -> Family:
-    """The text family; mllama's is only here."""
-    family = _MLLAMA_TEXT if name == "mllama_text_model" and spec.builder is CrossBuilder else find(name)
-    if not isinstance(family, Family):
-        accepted = ", ".join(n for n in known() if isinstance(find(n), Family))
-        raise ConfigError(f"the text model's model_type is {name!r}; accepted is {accepted}")
-    return family
-
-
-def _take_dtype(top: Fields, inner: Fields, precision: Precision) -> None:
-    """The text config's dtype where the top names none; the reading keeps the precision that it was begun with."""
-    dtype = {key: inner.data[key] for key in ("dtype", "torch_dtype") if inner.data.get(key) is not None}
-    if dtype:
-        vars(precision).update(vars(read_precision(Fields({**top.data, **dtype}), precision.overrides)))
-
-
-def _tied(spec: Vision, top: Fields, fields: Fields, family: Family) -> bool:
-    """Whether the head is the table: the top's word, else the text config's, else the default.
-
-    transformers 5.24 ties some of these where neither config says so; the checkpoints store a head of their own.
-    """
-    if top.flag("disable_tie_weight", False):
-        return False
-    default = family.tied if spec.tied is None or spec.either else spec.tied
-    inner = fields.flag("tie_word_embeddings", default)
-    if spec.either:
-        return top.flag("tie_word_embeddings", False) or inner
-    if top.has("tie_embedding"):
-        return top.flag("tie_embedding")
-    return top.flag("tie_word_embeddings", inner)
-
 
 #: Keys that cannot change cost in these families: what prepares pictures, and what older classes wrote.
 _NO_COST = frozenset(
     """
+    vocab_size
     model_type attention_dropout hidden_act layer_norm_eps initializer_range torch_dtype dtype tie_word_embeddings
     projection_dim image_seq_length ignore_index image_grid_pinpoints vision_aspect_ratio vision_feature_select_strategy
     use_image_newline_parameter num_image_tokens num_pos_feats max_image_size size use_base_siglip tau
@@ -168,12 +74,12 @@ _NO_COST = frozenset(
 _HUB = frozenset("forced_bos_token_id forced_eos_token_id tf_legacy_loss use_cache".split())
 
 
-def _tower(top: Fields, b: Builder, read: list[Fields], kind: str, absent: Mapping[str, Any]) -> Sight:
+def _tower(top: Fields, b: Builder, kind: str, absent: Mapping[str, Any]) -> Sight:
     """A tower of the type that vision_config names."""
     stated = top.nested("vision_config").text("model_type", kind) if top.has("vision_config") else kind
     if stated not in TOWERS:
         raise ConfigError(f"vision_config.model_type is {stated!r}; accepted is {', '.join(TOWERS)}")
-    return TOWERS[stated](b, tower_config(top, read, "vision_config", absent, VISION_DEFAULTS[stated]))
+    return TOWERS[stated](b, tower_config(top, b, "vision_config", absent, VISION_DEFAULTS[stated]))
 
 
 # Towers with their projectors, by family ------------------------------------------------------
@@ -191,10 +97,10 @@ def _project(b: Builder, name: str, n_in: int, n_out: int, bias: bool = True) ->
 
 
 def _llava(
-    top: Fields, b: Builder, read: list[Fields], kind: str, absent: Mapping[str, Any], strategy: str, newline: bool
+    top: Fields, b: Builder, kind: str, absent: Mapping[str, Any], strategy: str, newline: bool
 ) -> tuple[Part, ...]:
     """LLaVA: two linears over the patches; vision_feature_layer may name several layers, whose rows are joined."""
-    sight = _tower(top, b, read, kind, absent)
+    sight = _tower(top, b, kind, absent)
     joined = _feature_layers(top, 1)
     bias = top.flag("multimodal_projector_bias", True)
     chosen = top.text("vision_feature_select_strategy", strategy)
@@ -220,16 +126,16 @@ def _feature_layers(top: Fields, default: int) -> int:
     return len(layers)
 
 
-def _llava_video(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _llava_video(top: Fields, b: Builder) -> tuple[Part, ...]:
     """LLaVA-NeXT-Video: as LLaVA-NeXT; rows of a video are pooled before the projector, which pictures' are not."""
     top.choice("spatial_pool_mode", top.text("spatial_pool_mode", "average"), ("average", "max"))
     top.used.add("spatial_pool_stride")
-    return _llava(top, b, read, "clip_vision_model", _CLIP_LARGE, "default", True)
+    return _llava(top, b, "clip_vision_model", _CLIP_LARGE, "default", True)
 
 
-def _vipllava(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _vipllava(top: Fields, b: Builder) -> tuple[Part, ...]:
     """ViP-LLaVA: the patches' rows of five layers joined, normed, and two linears."""
-    sight = _tower(top, b, read, "clip_vision_model", _CLIP_LARGE)
+    sight = _tower(top, b, "clip_vision_model", _CLIP_LARGE)
     width = sight.width * _feature_layers(top, 5)
     parts = (
         Norm("projector_layernorm", width, b.base, True),
@@ -240,18 +146,18 @@ def _vipllava(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
     return (*sight.stages, _connect(b, "projector", parts, Rows((1, 1), sight.picture, sight.classes - 1)))
 
 
-def _paligemma(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _paligemma(top: Fields, b: Builder) -> tuple[Part, ...]:
     """PaliGemma: SigLIP and one linear; its prompt attends both ways, which is Step(causal=False)."""
     absent = {**_SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27}
-    sight = _tower(top, b, read, "siglip_vision_model", absent)
+    sight = _tower(top, b, "siglip_vision_model", absent)
     out = top.choice("projection_dim", top.whole("projection_dim", 2048), (b.hidden,))
     top.used.add("hidden_size")
     return (*sight.stages, _connect(b, "projector", (_project(b, "linear", sight.width, out),), Rows()))
 
 
-def _internvl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _internvl(top: Fields, b: Builder) -> tuple[Part, ...]:
     """InternVL: patches are joined 2 x 2 (downsample_ratio 0.5), normed, and pass two linears."""
-    sight = intern(b, tower_config(top, read, "vision_config", {}, VISION_DEFAULTS["internvl_vision"]))
+    sight = intern(b, tower_config(top, b, "vision_config", {}, VISION_DEFAULTS["internvl_vision"]))
     joined = max(int(1 / real(top, "downsample_ratio", 0.5)), 1) ** 2
     width = sight.width * joined
     parts = (
@@ -263,20 +169,20 @@ def _internvl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
     return (*sight.stages, _connect(b, "projector", parts, Rows((1, joined))))
 
 
-def _idefics(top: Fields, b: Builder, read: list[Fields], kind: str) -> tuple[Part, ...]:
+def _idefics(top: Fields, b: Builder, kind: str) -> tuple[Part, ...]:
     """Idefics 3 and SmolVLM: scale_factor x scale_factor patches are joined and pass one linear without bias."""
-    sight = siglip(b, tower_config(top, read, "vision_config", {}, VISION_DEFAULTS[kind]))
+    sight = siglip(b, tower_config(top, b, "vision_config", {}, VISION_DEFAULTS[kind]))
     joined = top.whole("scale_factor", 2) ** 2
     project = _project(b, "modality_projection", sight.width * joined, b.hidden, False)
     return (*sight.stages, _connect(b, "connector", (project,), Rows((1, joined))))
 
 
-def _aya(top: Fields, b: Builder, read: list[Fields], absent: Mapping[str, Any], older: bool) -> tuple[Part, ...]:
+def _aya(top: Fields, b: Builder, absent: Mapping[str, Any], older: bool) -> tuple[Part, ...]:
     """Aya Vision, Command A Vision: downsample_factor² patches are joined and pass a SwiGLU (linear_1 is both halves).
 
     The older one has a norm in front.
     """
-    sight = _tower(top, b, read, "siglip_vision_model", absent)
+    sight = _tower(top, b, "siglip_vision_model", absent)
     joined = top.whole("downsample_factor", 2) ** 2
     width, inner = sight.width * joined, top.whole("alignment_intermediate_size", b.hidden if older else 36_864)
     parts = (
@@ -288,9 +194,10 @@ def _aya(top: Fields, b: Builder, read: list[Fields], absent: Mapping[str, Any],
     return (*sight.stages, _connect(b, "projector", parts, Rows((1, joined))))
 
 
-def _lfm2_vl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _lfm2_vl(top: Fields, b: Builder) -> tuple[Part, ...]:
     """LFM2-VL: SigLIP 2 on tiles of any shape with up to max_num_patches; downsample_factor² patches are joined."""
-    v = tower_config(top, read, "vision_config", {}, VISION_DEFAULTS["siglip2_vision_model"])
+    b.tied = top.flag("tie_embedding", b.tied)
+    v = tower_config(top, b, "vision_config", {}, VISION_DEFAULTS["siglip2_vision_model"])
     v.choice("model_type", v.text("model_type", "siglip2_vision_model"), ("siglip2_vision_model",))
     sight = siglip_like(b, v, v.whole("num_patches"), top.maybe("max_num_patches"))
     joined = top.whole("downsample_factor", 2) ** 2
@@ -306,9 +213,9 @@ def _lfm2_vl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
     return (*sight.stages, _connect(b, "projector", parts, Rows((1, joined))))
 
 
-def _deepseek_vl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _deepseek_vl(top: Fields, b: Builder) -> tuple[Part, ...]:
     """DeepSeek-VL 1.3B: SigLIP and two linears."""
-    sight = _tower(top, b, read, "siglip_vision_model", {})
+    sight = _tower(top, b, "siglip_vision_model", {})
     parts = (
         _project(b, "linear1", sight.width, b.hidden),
         Elementwise("activation", b.hidden, 1, 1, 4),
@@ -317,15 +224,15 @@ def _deepseek_vl(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...
     return (*sight.stages, _connect(b, "aligner", parts, Rows()))
 
 
-def _deepseek_hybrid(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _deepseek_hybrid(top: Fields, b: Builder) -> tuple[Part, ...]:
     """DeepSeek-VL 7B: SigLIP, and SAM on the same picture at a higher resolution; one media token is SigLIP's patch.
 
     The last and the first global layer of SAM pass a neck each; both are resized to four times SigLIP's grid and pass
     two 3 x 3 convolutions of stride 2.
     """
-    v = tower_config(top, read, "vision_config", {}, VISION_DEFAULTS["siglip_vision_model"])
+    v = tower_config(top, b, "vision_config", {}, VISION_DEFAULTS["siglip_vision_model"])
     sight, side = siglip(b, v), square(v)
-    high = tower_config(top, read, "high_res_vision_config", {}, _SAM)
+    high = tower_config(top, b, "high_res_vision_config", {}, _SAM)
     per = side * side
     high_sight, m = sam(b, high, per), Maker(b, high, "high_res_vision_model")
     c, patches = high.whole("output_channels"), square(high) ** 2
@@ -344,18 +251,44 @@ def _deepseek_hybrid(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part,
     return (*sight.stages, *high_sight.stages, second, *shrink, _connect(b, "aligner", parts, Rows(), loose=1))
 
 
-def _fuyu(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
-    """Fuyu has no tower: one linear from the pixels of a patch; one media token is one patch and one text position."""
+#: Keys at the top of a Fuyu config that are not the text model's.
+FUYU_OWN = frozenset(
+    "architectures image_size patch_size num_channels text_config model_type tie_word_embeddings torch_dtype dtype "
+    "image_token_id transformers_version quantization_config auto_map".split()
+)
+
+
+def _read_fuyu(top: Fields, precision: Precision) -> Result:
+    """Fuyu has no tower: one linear from the pixels of a patch; one media token is one patch and one text position.
+
+    The text's keys stand at the top in its published files, and in text_config in others.
+    """
+    inner = top.nested("text_config").data if top.has("text_config") else {}
+    inner = {key: value for key, value in inner.items() if value is not None}
+    lifted = {key: value for key, value in top.data.items() if key not in FUYU_OWN and value is not None}
+    for key in lifted.keys() & inner.keys():
+        if lifted[key] != inner[key]:
+            told = f"{key} = {lifted[key]!r}, text_config.{key} = {inner[key]!r}"
+            raise ConfigError(f"contradictory config: {told} mean the same thing")
+    from gambrel.model.families.dense import FAMILIES as DENSE
+
+    family = DENSE["persimmon"]
+    fields = Fields({**lifted, **inner}, family.names, {**TEXT_DEFAULTS["persimmon"], **family.defaults})
+    fields.choice("model_type", fields.text("model_type", "persimmon"), ("persimmon",))
+    tied = top.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False))
+    b = Builder(family, fields, precision, tied)
     side, channels = top.whole("patch_size", 30), top.whole("num_channels", 3)
     project = _project(b, "vision_embed_tokens", side * side * channels, b.hidden)
-    return (_connect(b, "vision_embed_tokens", (project,), Rows()),)
+    arch = b.arch((_connect(b, "vision_embed_tokens", (project,), Rows()),))
+    top.used |= fields.used | _NO_COST
+    return Result(arch, tuple(b.notes))
 
 
-def _ovis2(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _ovis2(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Ovis 2 as transformers has it."""
     for key, right in (("vocab_size", b.vocab), ("hidden_size", b.hidden)):  # the head and the visual table's width
         top.choice(key, top.whole(key, right), (right,))
-    return _ovis_parts(b, tower_config(top, read, "vision_config", {}, _AIMV2))
+    return _ovis_parts(b, tower_config(top, b, "vision_config", {}, _AIMV2))
 
 
 def _ovis_parts(b: Builder, v: Fields) -> tuple[Part, ...]:
@@ -377,28 +310,29 @@ def _ovis_parts(b: Builder, v: Fields) -> tuple[Part, ...]:
     return (*sight.stages, _connect(b, "visual_head", parts, rows))
 
 
-def _ovis(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _ovis(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Ovis 2 as its authors published it: the same tower under other keys (arXiv:2405.20797)."""
     outer = top.nested("visual_tokenizer_config")
     inner = outer.nested("backbone_config")
     inner.choice("model_type", inner.text("model_type"), ("aimv2",))
     same = {key: outer.data[key] for key in ("hidden_stride", "vocab_size") if outer.data.get(key) is not None}
     top.choice("hidden_size", top.whole("hidden_size", b.hidden), (b.hidden,))
+    b.tied = b.tied and not top.flag("disable_tie_weight", False)
     named = {"num_visual_indicator_tokens": 5, "mlp_bias": inner.flag("use_bias", False)}
     v = Fields({**inner.data, **same, **named}, defaults=_AIMV2, where="visual_tokenizer_config.")
     v.used |= {"use_bias", *_HUB}
     outer.used |= {"backbone_config", "hidden_stride", "vocab_size", *_HUB}
     b.fields.used |= _HUB
-    read += (v, outer)
+    b.beside += (v, outer)
     return _ovis_parts(b, v)
 
 
-def _exaone(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _exaone(top: Fields, b: Builder) -> tuple[Part, ...]:
     """EXAONE 4.5: windows of window_size pixels in most layers, grouped-query attention, a merger of 2 x 2 patches.
 
     Windows at the borders of a picture are counted as whole ones.
     """
-    v = tower_config(top, read, "vision_config", {}, _EXAONE)
+    v = tower_config(top, b, "vision_config", {}, _EXAONE)
     v.names = {"num_hidden_layers": ("depth", "num_hidden_layers"), "num_attention_heads": ("num_heads",)}
     m, (patch, _) = Maker(b, v, "visual"), pair(v, "patch_size")
     n, merge = v.whole("num_hidden_layers"), v.whole("spatial_merge_size")
@@ -428,9 +362,9 @@ def _exaone(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
     return stages
 
 
-def _llama4(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _llama4(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Llama 4: class token, rotary positions, patches joined by pixel shuffle, an adapter of two linears."""
-    v = tower_config(top, read, "vision_config", {}, _LLAMA4)
+    v = tower_config(top, b, "vision_config", {}, _LLAMA4)
     m, (down, across) = Maker(b, v, "vision_model"), grid(v)
     picture, d, wide = down * across, m.d, v.whole("intermediate_size")
     inner, out = v.whole("projector_input_dim"), v.whole("projector_output_dim")
@@ -456,10 +390,10 @@ def _llama4(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
     )
 
 
-def _aria(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _aria(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Aria: learned queries, as many as the picture's size has, meet its patches; two linears without bias."""
-    sight = _tower(top, b, read, "idefics3_vision", {})
-    d, heads = sight.width, read[-1].whole("num_attention_heads")
+    sight = _tower(top, b, "idefics3_vision", {})
+    d, heads = sight.width, b.beside[-1].whole("num_attention_heads")
     sizes = _query_sizes(top)
     keys = tuple(_project(b, name, d, d, bias) for name, bias in _ARIA_KEYS)
     queries = tuple(_project(b, name, d, d, bias) for name, bias in _ARIA_QUERIES)
@@ -488,12 +422,12 @@ def _query_sizes(top: Fields) -> tuple[tuple[int, int], ...]:
 # Janus: a tower that reads pictures and a generator that draws them ----------------------------
 
 
-def _janus_parts(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _janus_parts(top: Fields, b: Builder) -> tuple[Part, ...]:
     """Janus: its SigLIP and aligner, and the VQ autoencoder that draws pictures, which no pass of text touches."""
-    v = tower_config(top, read, "vision_config", {}, VISION_DEFAULTS["janus_vision_model"])
+    v = tower_config(top, b, "vision_config", {}, VISION_DEFAULTS["janus_vision_model"])
     sight, m, out = janus(b, v), Maker(b, v, "aligner"), v.whole("projection_dim", 2048)
     aligner = (m.linear("fc1", m.d, out), *[m.linear("hidden_layers", out, out)] * (v.whole("depth", high=1000) - 1))
-    q = tower_config(top, read, "vq_config", {}, _JANUS_VQ)
+    q = tower_config(top, b, "vq_config", {}, _JANUS_VQ)
     width, words, picture = q.whole("embed_dim"), q.whole("num_embeddings"), q.whole("projection_dim")
     more = q.whole("num_hidden_layers", high=1000) - 1
     drawing = (
@@ -540,9 +474,7 @@ def _aria_experts(b: Builder) -> MoE:
 
 FAMILIES: dict[str, Family] = {
     "aria_text": Family(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias="mlp_bias",
+        **LLAMA,
         layers=lambda b: [Layer(sparse=True)] * b.n_layers,
         ffn=sparse_or_dense(_aria_experts),
     ),
@@ -591,13 +523,13 @@ def _mllama_first(b: Builder) -> tuple[Part, ...]:
     return (Table("embed_tokens", b.vocab + 8, b.hidden, b.table().format),)
 
 
-def _mllama(top: Fields, b: Builder, read: list[Fields]) -> tuple[Part, ...]:
+def _mllama(top: Fields, b: Builder) -> tuple[Part, ...]:
     """mllama's tower: tiles of a picture attend to one another; gated global layers; outputs of six layers joined.
 
     One source token is one row: a patch or the class token of a tile. Rows that transformers pads a tile with (to a
     multiple of 8) are not counted.
     """
-    v = tower_config(top, read, "vision_config", {}, _MLLAMA)
+    v = tower_config(top, b, "vision_config", {}, _MLLAMA)
     v.names = {"num_attention_heads": ("attention_heads", "num_attention_heads")}
     m, side = Maker(b, v, "vision_model"), square(v)
     d, rows, tiles = m.d, side * side + 1, v.whole("max_num_tiles")
@@ -624,42 +556,10 @@ _MLLAMA_TEXT = Family(
     mixer=_mllama_mixer,
     layers=_mllama_layers,
     first=_mllama_first,
+    builder=CrossBuilder,
 )
 
 # Class defaults of transformers 5.24 -----------------------------------------------------------
-
-#: Of text models, for keys that a nested config leaves out because they equal the class's.
-TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
-    name: dict(
-        zip(
-            (
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "max_position_embeddings",
-            ),
-            values,
-            strict=True,
-        )
-    )
-    for name, values in {
-        "llama": (32_000, 4096, 11_008, 32, 32, 2048),
-        "mistral": (32_000, 4096, 14_336, 32, 32, 131_072),
-        "qwen2": (151_936, 4096, 22_016, 32, 32, 32_768),
-        "qwen3": (151_936, 4096, 22_016, 32, 32, 32_768),
-        "cohere2": (256_000, 8192, 22_528, 40, 64, 8192),
-        "gemma": (256_000, 3072, 24_576, 28, 16, 8192),
-        "gemma2": (256_000, 2304, 9216, 26, 8, 8192),
-        "phi3": (32_064, 3072, 8192, 32, 32, 4096),
-        "persimmon": (262_144, 4096, 16_384, 36, 64, 16_384),
-        "exaone4": (102_400, 4096, 16_384, 32, 32, 2048),
-        "lfm2": (65_536, 2560, 12_288, 32, 32, 128_000),
-        "llama4_text": (202_048, 5120, 8192, 48, 40, 131_072),
-        "mllama_text_model": (128_256, 4096, 14_336, 40, 32, 131_072),
-    }.items()
-}
 
 _BASE = {
     "hidden_size": 768,
@@ -781,47 +681,42 @@ _SO400M = {
 }
 _AYA = {**_SO400M, "num_attention_heads": 14}
 _COMMAND_A = {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27}
-#: Keys at the top of a Fuyu config that are not the text model's.
-FUYU_OWN = frozenset(
-    "architectures image_size patch_size num_channels text_config model_type tie_word_embeddings torch_dtype dtype "
-    "image_token_id transformers_version quantization_config auto_map".split()
-)
 
 # The table ------------------------------------------------------------------------------------
 
-
-def _custom(text: str, towers: Callable[..., tuple[Part, ...]], **options: Any) -> Custom:
-    return Custom(partial(_read, Vision(text, towers, **options)))
+#: A text model in text_config, which may leave out what equals its class's defaults.
+_beside = partial(Nested, flat=False, text_defaults=TEXT_DEFAULTS, free=_NO_COST)
 
 
 def _llava_of(kind: str, absent: Mapping[str, Any], strategy: str, newline: bool) -> Callable[..., tuple[Part, ...]]:
     return partial(_llava, kind=kind, absent=absent, strategy=strategy, newline=newline)
 
 
-CUSTOM: dict[str, Custom] = {
-    "llava": _custom("llama", _llava_of("clip_vision_model", _CLIP_LARGE, "default", False), either=True),
-    "llava_next": _custom("llama", _llava_of("clip_vision_model", _CLIP_LARGE, "default", True)),
-    "llava_onevision": _custom("qwen2", _llava_of("siglip_vision_model", _SO400M, "full", True), either=True),
-    "internvl": _custom("qwen2", _internvl),
-    "idefics3": _custom("llama", partial(_idefics, kind="idefics3_vision")),
-    "smolvlm": _custom("llama", partial(_idefics, kind="smolvlm_vision")),
-    "llava_next_video": _custom("llama", _llava_video, either=True),
-    "vipllava": _custom("llama", _vipllava),
-    "paligemma": _custom("gemma", _paligemma, tied=True),
-    "aya_vision": _custom("cohere2", partial(_aya, absent=_AYA, older=True), tied=True),
-    "cohere2_vision": _custom("cohere2", partial(_aya, absent=_COMMAND_A, older=False), tied=True),
-    "lfm2_vl": _custom("lfm2", _lfm2_vl, tied=True),
-    "janus": _custom("llama", _janus_parts),
-    "deepseek_vl": _custom("llama", _deepseek_vl),
-    "deepseek_vl_hybrid": _custom("llama", _deepseek_hybrid),
-    "fuyu": _custom("persimmon", _fuyu, flat=True),
-    "ovis2": _custom("qwen2", _ovis2),
-    "ovis": _custom("qwen2", _ovis, key="llm_config"),
-    "aria": _custom("aria_text", _aria),
-    "exaone4_5": _custom("exaone4", _exaone, aliases={"exaone4_5_text": "exaone4"}),
-    "llama4": _custom("llama4_text", _llama4),
-    "mllama": _custom("mllama_text_model", _mllama, builder=CrossBuilder),
+NESTED: dict[str, Nested] = {
+    "llava": _beside("llama", _llava_of("clip_vision_model", _CLIP_LARGE, "default", False), either=True),
+    "llava_next": _beside("llama", _llava_of("clip_vision_model", _CLIP_LARGE, "default", True)),
+    "llava_onevision": _beside("qwen2", _llava_of("siglip_vision_model", _SO400M, "full", True), either=True),
+    "internvl": _beside("qwen2", _internvl),
+    "idefics3": _beside("llama", partial(_idefics, kind="idefics3_vision")),
+    "smolvlm": _beside("llama", partial(_idefics, kind="smolvlm_vision")),
+    "llava_next_video": _beside("llama", _llava_video, either=True),
+    "vipllava": _beside("llama", _vipllava),
+    "paligemma": _beside("gemma", _paligemma, tied=True),
+    "aya_vision": _beside("cohere2", partial(_aya, absent=_AYA, older=True), tied=True),
+    "cohere2_vision": _beside("cohere2", partial(_aya, absent=_COMMAND_A, older=False), tied=True),
+    "lfm2_vl": _beside("lfm2", _lfm2_vl, tied=True),
+    "janus": _beside("llama", _janus_parts),
+    "deepseek_vl": _beside("llama", _deepseek_vl),
+    "deepseek_vl_hybrid": _beside("llama", _deepseek_hybrid),
+    "ovis2": _beside("qwen2", _ovis2),
+    "ovis": _beside("qwen2", _ovis, keys=("llm_config",)),
+    "aria": _beside("aria_text", _aria),
+    "exaone4_5": _beside("exaone4", _exaone, own={"exaone4_5_text": "exaone4"}),
+    "llama4": _beside("llama4_text", _llama4),
+    "mllama": _beside("mllama_text_model", _mllama, own={"mllama_text_model": _MLLAMA_TEXT}),
 }
+
+CUSTOM: dict[str, Custom] = {"fuyu": Custom(_read_fuyu)}
 
 #: Class names of `architectures` and the model types that they go with.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {

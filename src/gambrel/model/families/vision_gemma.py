@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gambrel.model.arch import Arch, Block
-from gambrel.model.builder import Builder, Custom, Family, Layer, MoE, Nested
+from gambrel.model.arch import Block
+from gambrel.model.builder import Builder, Custom, Family, Layer, MoE, Nested, Result
 from gambrel.model.encoders import Stack
-from gambrel.model.families.vision_a import inner_scheme
 from gambrel.model.fields import ConfigError, Fields
-from gambrel.model.parts import Attention, Elementwise, Linear, Norm, Part, Table
+from gambrel.model.parts import Attention, Chain, Elementwise, Linear, Norm, Part, Table, Vectors
 from gambrel.model.vision_parts_a import Layer as VisionLayer
 from gambrel.model.vision_parts_a import Merged, gain, loose, vit_layer, weight
 from gambrel.model.vision_parts_gemma import (
     AltUp,
     Borrowing,
-    Chain,
     ChunkedAttention,
     HeadRows,
     OrderedHead,
-    Scale,
     Weights,
 )
 from gambrel.values import frozen
@@ -200,7 +197,7 @@ def _gemma4_experts(b: Builder, path: str) -> tuple[Part, ...]:
     return (
         b.norm("post_feedforward_layernorm_1"),
         Norm("router_norm", b.hidden, b.base, affine=False),
-        Scale("router_scale", "router", b.hidden, b.base, more=spec.n_experts),
+        Vectors("router_scale", "router", b.hidden + spec.n_experts, b.hidden, b.base),
         b.norm("pre_feedforward_layernorm_2"),
         b.moe(path, spec),
         b.norm("post_feedforward_layernorm_2"),
@@ -235,7 +232,6 @@ _AUDIO4 = {
 
 def _gemma4_towers(top: Fields, b: Builder) -> tuple[Part, ...]:
     """The towers that the config has; null or absent is none."""
-    inner_scheme(b)
     vision = (_gemma4_vision(top, b),) if top.has("vision_config") else ()
     return (*vision, _gemma4_audio(top, b)) if top.has("audio_config") else vision
 
@@ -286,7 +282,7 @@ def _audio_layer(b: Builder, v: Fields, d: int) -> tuple[Part, ...]:
     attention = ChunkedAttention(
         tuple(weight(b, name, d, d, bias=False) for name in ("q_proj", "k_proj", "v_proj")),
         weight(b, "relative_k_proj", d, d, bias=False),
-        Scale("per_dim_scale", "vision", d // heads, b.base),
+        Vectors("per_dim_scale", "vision", d // heads, d // heads, b.base),
         weight(b, "post", d, d, bias=False),
         heads,
         v.whole("attention_chunk_size"),
@@ -334,7 +330,7 @@ def _gemma4_audio(top: Fields, b: Builder) -> Stack:
 # Gemma 4: assistant ---------------------------------------------------------------------------
 
 
-def _assistant(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]]:
+def _assistant(top: Fields, precision: Precision) -> Result:
     """The drafter of Gemma 4: its layers borrow every key and value from the target's caches.
 
     It has the target's embeddings and hidden state as input (2·backbone_hidden_size), and hands a hidden state back.
@@ -360,9 +356,8 @@ def _assistant(top: Fields, precision: Precision) -> tuple[Arch, tuple[str, ...]
     below = inner.flag("tie_word_embeddings", True)
     b = Builder(family, inner, precision, top.flag("tie_word_embeddings", below))
     arch = b.arch()
-    unread = inner.unread()
-    note = ("drafts for a target model whose cache it reads: that cache is not counted here",)
-    return arch, (*b.notes, *note, *((f"not read: {', '.join(unread)}",) if unread else ()))
+    note = "drafts for a target model whose cache it reads: that cache is not counted here"
+    return Result(arch, (*b.notes, note), tuple(inner.unread()))
 
 
 def _assistant_last(b: Builder, top: Fields, wide: int) -> tuple[Part, ...]:
@@ -429,7 +424,7 @@ def _gemma3n_ffn(b: Builder, layer: Layer, path: str) -> Part:
         _side(b, f"{at}.altup.modality_router", b.hidden, n),
         _side(b, f"{at}.altup.prediction_coefs", n, n * n),
         _side(b, f"{at}.altup.correction_coefs", n, n),
-        Scale("correct_output_scale", "embedding", b.hidden, b.base),
+        Vectors("correct_output_scale", "embedding", b.hidden, b.hidden, b.base),
     )
     dense = b.dense(path, _own(layer).width)
     around = (b.norm("pre_feedforward_layernorm"), dense, b.norm("post_feedforward_layernorm"))

@@ -1,4 +1,4 @@
-"""Mixtures of experts with a tower of their own: ERNIE 4.5 VL, Step-3.7 (and the text model that it shares, step3p5).
+"""Vision towers beside mixtures of experts of their own: ERNIE 4.5 VL, Step-3.7 (and its text model, step3p5).
 
 A media token (Step.media_tokens) is one patch of the tower. ERNIE's patches are of one frame; its resampler pairs
 two frames, or a picture with itself.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from gambrel.model.arch import Block
 from gambrel.model.builder import Builder, Family, Layer, MoE, Nested
 from gambrel.model.encoders import Stack
-from gambrel.model.families.vision_a import flat, heads_of, patch_inputs, vision_of
+from gambrel.model.families.vision_a import heads_of, patch_inputs, vision_of
 from gambrel.model.fields import ConfigError, Fields
-from gambrel.model.parts import Attention, Elementwise, Part
+from gambrel.model.parts import Attention, Chain, Elementwise, Part, Vectors
 from gambrel.model.vision_parts_a import Layer as VisionLayer
 from gambrel.model.vision_parts_a import Merged, Resting, gain, loose, vit_layer, weight
-from gambrel.model.vision_parts_gemma import Chain, Scale
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _ernie_ffn(b: Builder, layer: Layer, path: str) -> Part:
     if number != other or not min(text, media, number):
         raise ConfigError(f"moe_num_experts is {[number, other]}; accepted is the same number for text and media")
     top_k, shared = f.whole("moe_k", 6), text * f.whole("moe_num_shared_experts", 2, low=0)
-    bias = Scale("e_score_correction_bias", "router", number, b.base)
+    bias = Vectors("e_score_correction_bias", "router", number, number, b.base)
     resting = Resting((bias, b.moe(f"{path}.vision_moe", MoE(number, top_k, media))))
     return Chain((b.moe(path, MoE(number, top_k, text, shared)), bias, resting))
 
@@ -154,7 +153,7 @@ def _step_tower(top: Fields, b: Builder) -> tuple[Part, ...]:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 1 <= d * ratio < 10**9:
         raise ConfigError(f"{v.label('mlp_ratio')} is {ratio!r:.60}; accepted is a positive number")
     layer = VisionLayer(d, int(d * ratio), heads_of(v, d), fused_qkv=False)
-    scales = (Scale("lambda_1", "vision", d, b.base), Scale("lambda_2", "vision", d, b.base))
+    scales = tuple(Vectors(name, "vision", d, d, b.base) for name in ("lambda_1", "lambda_2"))
     table = loose(b, "position_embedding", (v.whole("image_size") // v.whole("patch_size")) ** 2 * d)
     first = (
         weight(b, "patch_embedding", patch_inputs(v), d, bias=False),
@@ -181,10 +180,8 @@ def _step_tower(top: Fields, b: Builder) -> tuple[Part, ...]:
 
 
 def _step_shape(b: Builder) -> None:
-    """Flat keys are refused: the class reads them in text_config alone and would take its defaults instead."""
+    """Keys that say again what others say, and multi-token prediction."""
     f = b.fields
-    if f.data.get("model_type") == "step3p7":
-        raise ConfigError("missing key text_config: a step3p7 config holds the text model's keys there")
     for key in ("swiglu_limits", "swiglu_limits_shared", "mtp_layer_types", "mtp_mlp_layer_types", "moe_layers_enum"):
         f.raw(key, None)
     predict = f.whole("num_nextn_predict_layers", 0, low=0)
@@ -290,7 +287,6 @@ FAMILIES: dict[str, Family] = {
         shape=_ernie_shape,
         layers=_ernie_layers,
         ffn=_ernie_ffn,
-        first=flat(_ernie_tower),
         defaults={"num_key_value_heads": 4},
         names={"moe_num_experts": ("moe_num_experts", "num_experts"), "moe_k": ("moe_k", "num_experts_per_tok")},
     ),
@@ -314,7 +310,7 @@ FAMILIES: dict[str, Family] = {
 NESTED: dict[str, Nested] = {
     "ernie4_5_vl_moe": Nested("ernie4_5_vl_moe_text", _ernie_tower, tied=True),
     "ernie4_5_moe_vl": Nested("ernie4_5_vl_moe_text", _ernie_tower, tied=True),
-    "step3p7": Nested("step3p5", _step_tower),
+    "step3p7": Nested("step3p5", _step_tower, flat=False),  # its class reads the text's keys in text_config alone
 }
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
