@@ -1071,6 +1071,13 @@ def _probe_bounds(level: Any, plan: Any, model: Model, device: Device, tp: int) 
 # mfu, train -----------------------------------------------------------------------------------
 
 
+def _rate(text: str) -> float:
+    value = units.parse(text, "byte/s")
+    if not value > 0:
+        raise units.UnitError(f"{text!r} is not a rate above 0; write for example 50GB/s")
+    return value
+
+
 def _count(text: str) -> float:
     value = units.parse(text, "count")
     if not value > 0:
@@ -1078,7 +1085,7 @@ def _count(text: str) -> float:
     return value
 
 
-COUNT = _typed(_count)
+COUNT, RATE = _typed(_count), _typed(_rate)
 
 
 def _add_trained(parser: argparse.ArgumentParser) -> None:
@@ -1087,7 +1094,7 @@ def _add_trained(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is trained")
     group.add_argument("--seq", type=WHOLE, default=8192, metavar="T", help="tokens of a sequence (8192)")
     group.add_argument("--doc", type=WHOLE, metavar="T", help="attention stays within packed documents of T tokens")
-    group.add_argument("--mtp", type=_typed(_context), default=0, metavar="N", help="depth of multi-token prediction (0)")
+    group.add_argument("--mtp", type=_typed(_context), default=0, metavar="N", help="multi-token prediction layers (0)")
     group.add_argument("--attention", choices=("flash", "materialised"), default="flash", help="(flash)")
     group.add_argument("--recompute", default="none", metavar="R", help="none, selective, full or every:N (none)")
 
@@ -1189,6 +1196,88 @@ def _train(args: argparse.Namespace) -> int:
     if not _show(args, lambda: document, lambda: shown.train_tables(document)):
         shown.print_train(document)
     return FINE
+
+
+# memory ---------------------------------------------------------------------------------------
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="config.json or its folder, a bundled name, or a hub id")
+    parser.add_argument("--like", default="", metavar="TYPE", help="read the config as this known model type")
+    group = parser.add_argument_group("what one device takes")
+    group.add_argument("--seq", type=WHOLE, default=8192, metavar="T", help="tokens of a sequence (8192)")
+    group.add_argument("--micro-batch", type=WHOLE, default=1, metavar="B", help="sequences at once (1)")
+    group.add_argument("--micro-batches", type=WHOLE, default=1, metavar="M", help="of them in one step (1)")
+    group.add_argument("--attention", choices=("flash", "materialised"), default="flash", help="(flash)")
+    group.add_argument("--kernels", choices=("fused", "eager"), default="fused", help="as PyTorch runs them (fused)")
+    group.add_argument("--loss", choices=("full", "chunked"), default="full", help="logits as a whole or not (full)")
+    group.add_argument("--recompute", default="none", metavar="R", help="none, selective, full or every:N (none)")
+    told = "adamw adamw-fp32 adamw-bf16 adamw-8bit muon sgd sgd-momentum (adamw)"
+    group.add_argument("--optimizer", default="adamw", metavar="O", help=told)
+    group.add_argument("--lora", type=WHOLE, metavar="R", help="train adapters of this rank alone")
+    group.add_argument("--qlora", action="store_true", help="over a base in NF4 (rank 16 without --lora)")
+    group = parser.add_argument_group("how devices share")
+    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="3 is FSDP (0)")
+    for name, told in (("dp", "copies, other data"), ("tp", "tensor"), ("pp", "pipeline stages"), ("cp", "context")):
+        group.add_argument(f"--{name}", type=WHOLE, default=1, metavar="N", help=f"{told} (1)")
+    group.add_argument("--ep", type=WHOLE, default=1, metavar="N", help="experts, among dp x cp devices (1)")
+    group.add_argument("--virtual", type=WHOLE, default=1, metavar="V", help="interleaved: chunks on a stage (1: 1F1B)")
+    group.add_argument("--no-sequence-parallel", action="store_true", help="norms and residuals whole on each device")
+    group = parser.add_argument_group("device and links")
+    group.add_argument("--device", required=True, metavar="DEVICE", help="see gambrel devices, or your own .toml")
+    group.add_argument("--utilization", type=SHARE, default=0.9, metavar="X", help="share of memory used (0.9)")
+    group.add_argument("--node", type=WHOLE, default=8, metavar="N", help="devices on one scale-up link (8)")
+    group.add_argument("--network", type=RATE, metavar="RATE", help="between nodes, of one device, such as 50GB/s")
+    group.add_argument("--dtype", default="bf16", metavar="D", help="what the matrix units multiply (bf16)")
+    group.add_argument("--peak", action="append", default=[], metavar="D=RATE", help="such as bf16=800TFLOP/s")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where it does not fit")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the chart over choices: .svg .png .html .json")
+    _add_output(parser, explain=False)
+
+
+def _training_plan(args: argparse.Namespace) -> Any:
+    from gambrel.api import load_model
+    from gambrel.cost import footprint
+    from gambrel.cost.parallel import Layout
+    from gambrel.cost.training import recompute
+
+    split = (args.dp, args.tp, args.pp, args.cp, args.ep)
+    adapter = footprint.Adapter(args.lora or 16, args.qlora) if args.lora or args.qlora else None
+    return footprint.Plan(
+        load_model(args.model, like=args.like),
+        args.seq,
+        args.micro_batch,
+        args.micro_batches,
+        Layout(*split, not args.no_sequence_parallel, args.virtual),
+        args.zero,
+        recompute(args.recompute),
+        footprint.optimizer(args.optimizer),
+        args.attention,
+        args.kernels,
+        adapter,
+        args.loss == "chunked",
+    )
+
+
+def _memory(args: argparse.Namespace) -> int:
+    from gambrel.cost.documents import memory_dict
+    from gambrel.cost.parallel import network_of
+    from gambrel.cost.trainplan import answer
+    from gambrel.show import training as shown
+
+    device = _peaked_device(args.device, args.peak)
+    network = network_of(device, args.node, args.network)
+    found = answer(_training_plan(args), device, args.dtype, network, args.utilization)
+    document = memory_dict(found)
+    if args.output:
+        from gambrel.cost.trainplan import memory_plot
+        from gambrel.show.memory_chart import memory_chart
+
+        memory_chart(memory_plot(found.plan, device, args.utilization)).save(args.output)
+        print(f"wrote {args.output}", file=sys.stderr)
+    if not _show(args, lambda: document, lambda: shown.memory_tables(document)):
+        shown.print_memory(document)
+    return NO if args.strict and not found.fits else FINE
 
 
 # models, devices ------------------------------------------------------------------------------
@@ -1303,6 +1392,12 @@ COMMANDS = {
         "gambrel train llama-3-8b --tokens 15T --devices 1024xh100-sxm --mfu 0.4 --price 2.5",
         _add_train,
         _train,
+    ),
+    "memory": Command(
+        "training memory of a device by kind, the largest micro-batch, traffic, and the bound on a step",
+        "gambrel memory llama-3-8b --device h100-sxm --dp 8 --zero 3 --recompute full",
+        _add_memory,
+        _memory,
     ),
     "calibrate": Command(
         "measure this machine's own ceilings, written as a device file (needs gambrel[torch])",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from gambrel.values import frozen
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 @frozen
 class Roof:
@@ -49,3 +53,26 @@ class RooflinePlot:
     subtitle: str
     roofs: tuple[Roof, ...]
     points: tuple[Point, ...]
+
+
+@frozen
+class MemoryBar:
+    """One choice and the memory that it takes on a device, by kind in order [byte]."""
+
+    label: str
+    kinds: Mapping[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        """All kinds together [byte]."""
+        return sum(self.kinds.values())
+
+
+@frozen
+class MemoryPlot:
+    """Stacked bars of memory over choices, the first of them as asked; room_bytes: what a device has for them."""
+
+    title: str
+    subtitle: str
+    bars: tuple[MemoryBar, ...]
+    room_bytes: float

@@ -32,7 +32,8 @@ ALLOWED = {
     "__init__": {"api", "hardware", "types"},
     "__main__": {"cli"},
 }
-HEAVY = ("numpy", "torch", "altair", "vl_convert", "huggingface_hub", "rich", "pandas", "typing", "tomllib")
+HEAVY = ("numpy", "torch", "altair", "vl_convert", "huggingface_hub", "httpx2", "asyncio", "rich", "pandas")
+HEAVY += ("typing", "tomllib")
 
 
 def room(path):

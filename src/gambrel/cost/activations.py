@@ -1,10 +1,10 @@
 """Activations that the backward pass needs, per layer: the published formula and the model's own operators.
 
-    s  tokens of a sequence     b  sequences of a micro-batch     d, h  hidden width     a  query heads     t  tensor parallel
+    s  tokens of a sequence     b  sequences of a micro-batch     h  hidden width     a  query heads
 
 What is kept follows from the derivatives: a product keeps its input (for the weight's gradient), a norm its input and
-one or two numbers a row, an activation its input, a gate both factors, softmax its output. FlashAttention keeps Q, K, V,
-its output and one logsumexp a row and head instead of the scores. Each tensor counts once, however many need it.
+one or two numbers a row, an activation its input, a gate both factors, softmax its output. FlashAttention keeps Q, K,
+V, its output and one logsumexp a row and head instead of the scores. Each tensor counts once, however many need it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Term:
     """One tensor that a layer keeps.
 
     per_token: elements for each token; per_score: elements for each query-key pair, all heads. bytes: of an element.
-    split: tensor parallelism divides it even without sequence parallelism. scores: "selective" recomputes it.
+    split: tensor parallelism divides it even without sequence parallelism, over at most `ways` devices (0 any number).
+    scores: "selective" recomputes it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Term:
     bytes: float = 2
     split: bool = False
     scores: bool = False
+    ways: int = 0
 
     def total_bytes(self, tokens: float, pairs: float) -> float:
         """Bytes for so many tokens and query-key pairs."""
@@ -53,7 +55,7 @@ class Kept:
     """How activations are kept: bytes of an element, the attention kernel, and how far operators are fused.
 
     attention: "flash" or "materialised". kernels: "fused" (a norm keeps its input and statistics, a gate its two
-    factors) or "eager" (PyTorch's operators one by one: normalised inputs, silu's output and repeated keys are kept too).
+    factors) or "eager" (PyTorch's operators one by one: normalised inputs, silu's output, repeated keys are kept too).
     """
 
     element_bytes: float = 2
@@ -147,8 +149,8 @@ def _attention(part: Attention, kept: Kept) -> Iterator[Term]:
         yield from _norm(norm, kept, split=True)
     repeated = heads if kept.attention == "materialised" and kept.kernels == "eager" else kv
     yield Term("Q", heads * part.d_qk, bytes=a, split=True)
-    yield Term("K", repeated * part.d_qk, bytes=a, split=True)
-    yield Term("V", repeated * part.d_v, bytes=a, split=True)
+    yield Term("K", repeated * part.d_qk, bytes=a, split=True, ways=repeated)
+    yield Term("V", repeated * part.d_v, bytes=a, split=True, ways=repeated)
     yield from _kernel(heads, kept)
     yield Term("attention's output", heads * part.d_v, bytes=a, split=True)
 
@@ -170,6 +172,7 @@ def _latent(part: LatentAttention, kept: Kept) -> Iterator[Term]:
         else:
             yield Term(f"input of {query.name}", query.n_in, bytes=a)
     yield from _norm(part.kv_norm, kept)
+    yield Term("rotary key, stored beside the latent", part.d_rope, bytes=a)
     yield Term(f"input of {part.kv_up.name}", part.kv_up.n_in, bytes=a)
     d_qk = part.d_nope + part.d_rope
     yield Term("Q and K", 2 * heads * d_qk, bytes=a, split=True)
@@ -188,8 +191,8 @@ def _feed_forward(part: FeedForward, kept: Kept, times: int = 1, name: str = "fe
 def _inner(width: int, gated: bool, kept: Kept, times: int, name: str) -> Iterator[Term]:
     a = kept.element_bytes
     factors = (2 if gated else 1) + (gated and kept.kernels == "eager")
-    yield Term(f"inside the {name}'s activation", factors * width * times, bytes=a, split=True)
-    yield Term(f"input of the {name}'s last matrix", width * times, bytes=a, split=True)
+    yield Term(f"activation, {name}", factors * width * times, bytes=a, split=True)
+    yield Term(f"input of the last matrix, {name}", width * times, bytes=a, split=True)
 
 
 def _experts(part: MixtureOfExperts, kept: Kept) -> Iterator[Term]:

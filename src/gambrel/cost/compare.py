@@ -78,13 +78,15 @@ class Suggestion:
 
 @frozen
 class Comparison:
-    """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s.
+    """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s. tp: devices.
 
     measured_ceiling_s: the bound at the machine's measured ceilings, None where none were given.
     """
 
     model_name: str
     device_id: str
+    step: Step
+    tp: int
     measured_s: float
     bound_s: float
     binding: str
@@ -121,6 +123,8 @@ def compare(
     return Comparison(
         model.name,
         device.id,
+        step,
+        tp,
         measured_s,
         bound.time_s,
         bound.binding,
@@ -205,12 +209,14 @@ def _suggestions(model: Model, device: Device, step: Step, tp: int, parts: tuple
     by_name = {part.name: part for part in parts}
     need = demand(step_ops(model, device, step, tp))
     rate = device.mem_bytes_per_s
+    stored, kv_bits = 8 * model.weight_bytes() / model.params_total, model.numerics.kv.bits
     found = [
-        Suggestion("weights in 8 bit", need.weight_bytes / rate * _saved(model, 8), "half the bytes of 16-bit weights"),
+        Suggestion("weights in 8 bit", need.weight_bytes / rate * _saved(model, 8), f"of {stored:.3g} bit now"),
         Suggestion("weights in 4 bit", need.weight_bytes / rate * _saved(model, 4.25), "with group scales, 4.25 bit"),
     ]
-    if need.kv_read_bytes and model.numerics.kv.bits > 8:
-        found.append(Suggestion("KV cache in fp8", need.kv_read_bytes / rate / 2, "half the bytes of a 16-bit cache"))
+    if need.kv_read_bytes and kv_bits > 8:
+        gain_s = need.kv_read_bytes / rate * (1 - 8 / kv_bits)
+        found.append(Suggestion("KV cache in fp8", gain_s, f"8 bit of {kv_bits} now"))
     if "launches" in by_name:
         found.append(Suggestion("a captured graph", by_name["launches"].time_s, "one launch for all kernels"))
     if "element-wise traffic" in by_name:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gambrel.cost.request import Request, Rig, Serving
     from gambrel.cost.served import ServedBounds
     from gambrel.cost.training import Fleet, Rate, TrainingRun, Utilisation, Work
+    from gambrel.cost.trainplan import Answer
     from gambrel.cost.verify import Verification
     from gambrel.measure.against import Difference
     from gambrel.measure.calibrate import Ceilings, Result
@@ -255,6 +256,10 @@ def compare_dict(result: Comparison) -> dict[str, Any]:
         "compare",
         model=result.model_name,
         device=result.device_id,
+        batch=result.step.batch,
+        new_tokens=result.step.new_tokens,
+        context_tokens=result.step.context_tokens,
+        tp=result.tp,
         measured_s=result.measured_s,
         bound_s=result.bound_s,
         fraction=result.fraction,
@@ -457,4 +462,38 @@ def train_dict(work: Work, fleet: Fleet, runs: Sequence[TrainingRun], about: Map
         **vars(fleet),
         **work_dict(work),
         runs=[dict(vars(run)) for run in runs],
+    )
+
+
+def memory_dict(answer: Answer) -> dict[str, Any]:
+    """The document of `gambrel memory`."""
+    plan, found, step = answer.plan, answer.footprint, answer.step
+    layout = {**vars(plan.layout), "devices": plan.layout.devices}
+    return _document(
+        "memory",
+        model=plan.model.name,
+        device=answer.device.id,
+        dtype=answer.dtype,
+        seq_tokens=plan.seq_tokens,
+        micro_batch=plan.micro_batch,
+        micro_batches=plan.micro_batches,
+        layout=layout,
+        zero=plan.zero,
+        recompute=plan.recompute.name,
+        optimizer={"name": plan.optimizer.name, "source": plan.optimizer.source},
+        attention=plan.attention,
+        kernels=plan.kernels,
+        lora_rank=plan.adapter.rank if plan.adapter else None,
+        qlora=bool(plan.adapter and plan.adapter.quantised),
+        chunked_loss=plan.chunked_loss,
+        memory={**vars(found), "total_bytes": found.total_bytes},
+        usable_bytes=answer.device.usable_bytes,
+        utilization=answer.utilization,
+        fits=answer.fits,
+        largest_micro_batch=answer.largest,
+        changes=[dict(vars(change)) for change in answer.changes],
+        layers=[dict(row) for row in answer.layers],
+        estimated_parts=list(answer.estimated),
+        traffic=[dict(row) for row in answer.traffic],
+        step={**vars(step), "limits_s": dict(step.limits_s), "binding": step.binding},
     )

@@ -1,10 +1,10 @@
 """FLOPs of training: forward and backward from operators, and every convention by which people report them.
 
     N  parameters that a token uses (of experts, the k that it is routed to)     D  tokens
-    L  layers     H  query heads     Q  width of a head     d  hidden width     T  tokens of a sequence     V  vocabulary
+    L  layers     H  query heads     Q  width of a head     d  hidden width     T  tokens of a sequence
 
-A product of the forward pass has two of its size in the backward pass, for the gradients of its input and of its weight,
-so a GEMM costs three times its forward FLOPs; attention too, where its scores are stored. A gather (the embedding) has
+A product of the forward pass has two of its size in the backward pass, for the gradients of its input and its weight:
+a GEMM costs three times its forward FLOPs; attention too, where its scores are stored. A gather (the embedding) has
 none. Source: the project's cost model, sections 2.5 and 8; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
 """
 

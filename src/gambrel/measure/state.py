@@ -119,6 +119,11 @@ def _touched(torch: Any, module: Any, batch: int, static: int | None) -> Any:
     else:
         cache = transformers.StaticCache(config=module.config, max_cache_len=static)
         cache.layers = [_ring(layer, static) for layer in cache.layers]
+        for layer in cache.layers:
+            # Such layers get a mask, for places not filled yet. Here the step fills the last one, so every key is seen,
+            # and without a mask attention runs as in serving: grouped heads are not expanded.
+            if type(layer).__dict__.get("is_compileable", type(layer).is_compileable) is True:
+                layer.is_compileable = False
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

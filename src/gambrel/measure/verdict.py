@@ -1,7 +1,7 @@
 """What limits a measured step: memory, compute or launches, with the evidence in one sentence.
 
 Pure arithmetic on times. A captured graph saves neither FLOPs nor bytes, so what it gains is launch overhead alone
-(Python, C++, driver). torch.compile fuses operators too, so its gain proves nothing about launches.
+(Python, C++, driver). torch.compile fuses operators and picks other kernels, so its gain proves nothing about launches.
 """
 
 from __future__ import annotations
@@ -103,4 +103,4 @@ def _gained(known: Evidence) -> str:
     gain = significant(known.gain)
     if known.other == "graph":
         return f"; a graph gains {gain} x, so launches are not what limits"
-    return f"; torch.compile gains {gain} x, by fusing and by fewer launches together"
+    return f"; torch.compile gains {gain} x, by fusing, other kernels and fewer launches together"

@@ -244,12 +244,20 @@ def print_comparison(result: Comparison) -> None:
     )
     page.line()
     moved = f"{units.gigabytes(result.weight_bytes)} of weights, {units.gigabytes(result.kv_bytes)} of KV"
-    pairs = [("bound", f"{units.duration(result.bound_s)}, {moved}")]
+    pairs = [("step", _step(result)), ("bound", f"{units.duration(result.bound_s)}, {moved}")]
     if result.measured_ceiling_s is not None:
         share = result.measured_ceiling_s / result.measured_s
         pairs.append(("as measured", f"{units.duration(result.measured_ceiling_s)} at measured ceilings, {share:.0%}"))
     page.pairs(pairs)
     page.tables(compare_tables(result))
+
+
+def _step(result: Comparison) -> str:
+    """What was compared, in words."""
+    step, shared = result.step, f", TP={result.tp}" if result.tp > 1 else ""
+    context = f"{step.context_tokens:,} tokens of context" if step.context_tokens else "no KV (--context 0)"
+    new = "decode" if step.new_tokens == 1 else f"{step.new_tokens:,} new tokens a sequence"
+    return f"{new}, batch {step.batch:,}, {context}{shared}"
 
 
 def _limit(binding: str) -> str:

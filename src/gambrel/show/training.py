@@ -119,3 +119,86 @@ def _assumed(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[tuple[
     if row["energy_j"] is not None:
         told.append(("energy", f"{units.count(document['power_w'])} W a device, board power; no host, no cooling"))
     return told
+
+
+# memory ---------------------------------------------------------------------------------------
+
+KINDS = (Column("kind", "kind"), Column("bytes", "bytes", "bytes"), Column("share", "share", "share"))
+LAYERS = (
+    Column("layers", "layers"),
+    Column("tensor", "kept for the backward pass"),
+    Column("bytes", "bytes", "size"),
+)
+TRAFFIC = (
+    Column("name", "traffic"),
+    Column("collective", "collective"),
+    Column("group", "devices", "count"),
+    Column("sent_bytes", "sent by each", "size"),
+    Column("link", "link"),
+    Column("time_s", "at least", "time"),
+)
+CHANGES = (
+    Column("what", "change"),
+    Column("total_bytes", "memory", "bytes"),
+    Column("fits", "fits", "yes"),
+)
+NAMES = ("parameters", "gradients", "optimizer", "activations", "loss", "buffers")
+
+
+def memory_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Memory by kind and in all."""
+    found = document["memory"]
+    total = found["total_bytes"]
+    rows = [{"kind": name, "bytes": found[f"{name}_bytes"], "share": found[f"{name}_bytes"] / total} for name in NAMES]
+    return [*rows, {"kind": "total", "bytes": total, "share": 1.0}]
+
+
+def memory_tables(document: Mapping[str, Any]) -> list[Table]:
+    """Memory by kind, one layer of each kind tensor by tensor, traffic, and what to change."""
+    told = "Before recomputation, for one micro-batch on one device."
+    if document["estimated_parts"]:
+        told += f" Estimates for {', '.join(document['estimated_parts'])}: half of what its operators move."
+    tables = [
+        Table("memory", "Memory of the fullest device (an estimate)", KINDS, memory_rows(document)),
+        Table("layers", "One layer of each kind", LAYERS, document["layers"], told),
+    ]
+    if document["traffic"]:
+        tables.append(Table("traffic", "What each device sends in one step", TRAFFIC, document["traffic"]))
+    if document["changes"]:
+        rows = document["changes"]
+        marks = frozenset(i for i, row in enumerate(rows) if not row["fits"])
+        tables.append(Table("changes", "What to change, at a micro-batch of 1", CHANGES, rows, "", marks))
+    return tables
+
+
+def print_memory(document: Mapping[str, Any]) -> None:
+    """Whether it fits, the tables, the step's bound."""
+    from gambrel.show.text import Page
+
+    page, found = Page(), document["memory"]
+    room = document["usable_bytes"] * document["utilization"]
+    verdict = "fits" if document["fits"] else "does not fit"
+    largest = document["largest_micro_batch"]
+    page.paragraph(
+        f"{document['model']} on {units.count(document['layout']['devices'])} x {document['device']}: "
+        f"{units.gigabytes(found['total_bytes'])} a device {verdict} in {units.gigabytes(room)}; "
+        f"{f'the largest micro-batch is {largest}' if largest else 'no micro-batch fits'}.",
+        "bold" if document["fits"] else "warn",
+    )
+    page.tables(memory_tables(document))
+    page.line()
+    page.line("One step", "bold")
+    page.pairs(_step(document))
+
+
+def _step(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    step = document["step"]
+    limits = ", ".join(f"{units.duration(value)} {name}" for name, value in step["limits_s"].items())
+    told = [
+        ("tokens", units.count(step["tokens"])),
+        ("bound", f"{units.duration(step['bound_s'])}, limited by {step['binding']} ({limits})"),
+        ("MFU at most", f"{step['mfu_ceiling']:.1%} at the bound; {step['mfu_serial']:.1%} with nothing overlapped"),
+    ]
+    if step["bubble"]:
+        told.append(("bubble", f"{step['bubble']:.1%} on top of the arithmetic: (p - 1) / (v m)"))
+    return told
