@@ -29,6 +29,8 @@ _PREFILL = re.compile(r"prefill|prompt(?!s?_?logprob)", re.IGNORECASE)
 _DECODE = re.compile(r"decode(?!r)|decoding|generation", re.IGNORECASE)
 #: Class and instance of a module's call, such as "Qwen2DecoderLayer_3"; of a range, such as "layers.3" or "block 3".
 _INSTANCE = re.compile(r"^(.*?)_(\d+)$")
+#: Path and class of a module's call, as `live` names it: "model.layers.3.mlp (LlamaMLP)".
+_QUALIFIED = re.compile(r"^([^\s()]+) \((\w+)\)$")
 _NUMBERED = re.compile(r"^(.*?(?:layer|block)s?)[\s._#:-]*(\d+)\b", re.IGNORECASE)
 #: Classes that are layers by what they are called, where several levels of modules repeat.
 _LAYER_NAME = re.compile(r"(layer|block)$", re.IGNORECASE)
@@ -44,7 +46,8 @@ class Activity:
 
     category: kernel, memcpy, memset, profiler_range or op. role: see kernels. launched: its launch is in the window.
     launch_end_s: when its launch returned [s], None where there is none. graph: replayed from a captured graph.
-    op: the operator that launched it. module: classes of the innermost modules around it, outermost first.
+    op: the operator that launched it. module: classes of the innermost modules around it, outermost first. path: of the
+    innermost, "" where not told.
     layer: "" or the class of the layer; layer_name: which; call: which call of it. phase: see PHASES.
     work: of its operator, None where it is not known; an operator's further kernels have the empty Work. shape, query:
     of the operator. order: of its launch within the call of the layer.
@@ -68,6 +71,7 @@ class Activity:
     phase: str = "unknown"
     work: shapes.Work | None = None
     grid: tuple[int, ...] = ()
+    path: str = ""
 
     @property
     def end_s(self) -> float:
@@ -132,10 +136,20 @@ READ_CHARS = 256
 
 @functools.lru_cache(maxsize=8192)
 def class_of(name: str) -> str:
-    """The class of a module's call: "nn.Module: Linear_7" is Linear."""
+    """The class of a module's call: "nn.Module: Linear_7" and "nn.Module: layers.7.up_proj (Linear)" are Linear."""
     bare = name.removeprefix(MODULE)[:READ_CHARS]
+    qualified = _QUALIFIED.match(bare)
+    if qualified:
+        return qualified[2]
     found = _INSTANCE.match(bare)
     return found[1] if found else bare
+
+
+@functools.lru_cache(maxsize=8192)
+def path_of(name: str) -> str:
+    """The qualified path of a module's call; "" where the trace names its class alone."""
+    found = _QUALIFIED.match(name.removeprefix(MODULE)[:READ_CHARS])
+    return found[1] if found else ""
 
 
 @functools.lru_cache(maxsize=8192)
@@ -386,14 +400,19 @@ def _activity(event: Event, launch: Event | None, node: Node | None, phases: dic
     return activity if node is None else replace(activity, **_place(node, phases))
 
 
+def _layer_name(name: str) -> str:
+    return path_of(name) or name.removeprefix(MODULE)
+
+
 def _place(node: Node, phases: dict[int, str]) -> dict[str, Any]:
     """Where an activity stands: operator, modules, layer, phase."""
     layer = node.layer
     return {
         "op": node.op.event.name if node.op else "",
         "module": node.path,
+        "path": path_of(node.module.event.name) if node.module else "",
         "layer": layer_class(layer) if layer else "",
-        "layer_name": layer.event.name.removeprefix(MODULE) if layer else "",
+        "layer_name": _layer_name(layer.event.name) if layer else "",
         "call": node.call,
         "phase": node.phase or phases.get(id(node.top) if node.top else 0, "unknown"),
     }

@@ -65,6 +65,8 @@ CATEGORIES = {
 }
 DEVICE = ("kernel", "memcpy", "memset", "profiler_range")
 MODULE = "nn.Module: "
+#: Kinds of which the name says whether they are a module's call: a frame of the Python stack, or a hook's range.
+NAMED = ("module", "range", "device_range")
 #: Arguments of an operator or a copy that are kept, by their spelling in the trace in lower case.
 KEPT = {
     "input dims": "dims",
@@ -387,7 +389,9 @@ class _Collector:
         if len(self.categories) < 64 or told in self.categories:
             self.categories[told] = self.categories.get(told, 0) + 1
         category = CATEGORIES.get(told)
-        if category is None or (category == "module" and not str(raw.get("name")).startswith(MODULE)):
+        if category in NAMED:
+            category = _of_module(category, str(raw.get("name")).startswith(MODULE))
+        if category is None:
             return
         event = self.event(raw, category)
         if event is None:
@@ -418,6 +422,16 @@ class _Collector:
             _word(args.get("stream", raw.get("tid"))) if category in DEVICE else "",
             {KEPT[key]: value for key, value in args.items() if key in KEPT and _keeps(category, key)},
         )
+
+
+def _of_module(category: str, named: bool) -> str | None:
+    """The category of a frame or range, by whether it is named as a module. None where it does not count.
+
+    Other frames say nothing here; a module's range on the device repeats that on the host.
+    """
+    if named:
+        return None if category == "device_range" else "module"
+    return None if category == "module" else category
 
 
 def _keeps(category: str, key: str) -> bool:

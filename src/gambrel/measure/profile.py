@@ -301,14 +301,16 @@ def _operator_key(each: Activity) -> tuple[str, ...]:
 
 
 def _label(each: Activity, shape: str) -> str:
-    """A name for people: the module around and k→n of a product, else the operator, else the kernel's own name."""
+    """A name for people: the module around (its path or its class) and k→n of a product, else operator, else kernel."""
     if each.role == "attention":
         return "attention"
     if each.category in ("memcpy", "memset"):
         return each.name[:60]
     bare = each.op.rsplit("::", 1)[-1].rstrip("_")
     if each.role == "gemm" and each.op:
-        around = next((name for name in reversed(each.module) if not name.lower().endswith(PLAIN_MODULES)), "")
+        around = next((part for part in reversed(each.path.split(".")) if not part.isdecimal()), "") or next(
+            (name for name in reversed(each.module) if not name.lower().endswith(PLAIN_MODULES)), ""
+        )
         sizes = shape.split("x")
         product = f"{sizes[1]}→{sizes[2]}" if len(sizes) == 3 and " " not in shape else shape
         return " ".join(part for part in (around or bare, product) if part)
@@ -508,6 +510,7 @@ def _lent(each: Activity, source: Activity, call: int) -> Activity:
         role=source.role,
         op=source.op,
         module=source.module,
+        path=source.path,
         layer=source.layer,
         layer_name=source.layer_name,
         call=call,
