@@ -1,7 +1,6 @@
 """A measured time against its bound: the fraction of the floor, the gap in named parts, and what to try next.
 
-Typical engines take 1.2 to 1.5 times the decode floor; more than twice is a fault to find (the project's cost model,
-section 9).
+Typical engines take 1.2 to 1.5 times the decode floor; more than twice is called a fault to find, by rule of thumb.
 """
 
 from __future__ import annotations

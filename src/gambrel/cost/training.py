@@ -5,7 +5,7 @@
 
 A product of the forward pass has two of its size in the backward pass, for the gradients of its input and its weight:
 a GEMM costs three times its forward FLOPs; attention too, where its scores are stored. A gather (the embedding) has
-none. Source: the project's cost model, sections 2.5 and 8; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
+none. Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ CONVENTIONS = {
         Convention(
             "exact",
             "3 x forward FLOPs of this model's operators: causal scores, routed experts, router, output head",
-            "the project's cost model, sections 2 and 8",
+            "gambrel docs/training.md",
             _exact,
         ),
         Convention("6n", "6 N, N all parameters that a token uses", "Kaplan et al. 2020, arXiv:2001.08361", _six_n),

@@ -187,38 +187,13 @@ CHUNK_NOTE = "its ITL is the gap between streamed chunks, which may hold several
 CHUNKS = {"itl_s": "gaps between chunks, not tokens"}
 
 
-def _vllm_serve(record: Record) -> list[ServingResult]:
-    """`vllm bench serve --save-result`; one object, or one a line with --append-result."""
+def _streamed_benchmark(
+    record: Record, tool: str, end: str, accepted: str, metadata: Sequence[str]
+) -> list[ServingResult]:
+    """What `vllm bench serve` and SGLang's descendant of it write alike; end, accepted: their own keys."""
     done = record.whole("completed")
     result = ServingResult(
-        "vllm bench serve",
-        "serving",
-        (TPOT_NOTE, TTFT_NOTE, CHUNK_NOTE),
-        record.text("model_id"),
-        record.number("max_concurrency") or None,
-        None,
-        record.rate("request_rate"),
-        _mean(record.number("total_input_tokens"), done),
-        _mean(record.number("total_output_tokens"), done),
-        ttft_s=record.number("mean_ttft_ms", MILLI),
-        tpot_s=record.number("mean_tpot_ms", MILLI),
-        itl_s=record.number("mean_itl_ms", MILLI),
-        e2e_s=record.number("mean_e2el_ms", MILLI),
-        output_tokens_per_s=record.number("output_throughput"),
-        requests=done,
-        errors=record.whole("failed"),
-        tokens_per_step=max(record.number("spec_decode_acceptance_length") or 1, 1),
-        not_comparable=CHUNKS,
-        metadata=_metadata(record, ("date", "backend", "label", "num_prompts", "burstiness")),
-    )
-    return [_streamed(result)]
-
-
-def _sglang(record: Record) -> list[ServingResult]:
-    """`python -m sglang.bench_serving`; one object a line."""
-    done = record.whole("completed")
-    result = ServingResult(
-        "sglang.bench_serving",
+        tool,
         "serving",
         (TPOT_NOTE, TTFT_NOTE, CHUNK_NOTE),
         record.text("model_id"),
@@ -230,15 +205,27 @@ def _sglang(record: Record) -> list[ServingResult]:
         ttft_s=record.number("mean_ttft_ms", MILLI),
         tpot_s=record.number("mean_tpot_ms", MILLI),
         itl_s=record.number("mean_itl_ms", MILLI),
-        e2e_s=record.number("mean_e2e_latency_ms", MILLI),
+        e2e_s=record.number(end, MILLI),
         output_tokens_per_s=record.number("output_throughput"),
         requests=done,
         errors=record.whole("failed"),
-        tokens_per_step=max(record.number("accept_length") or 1, 1),
+        tokens_per_step=max(record.number(accepted) or 1, 1),
         not_comparable=CHUNKS,
-        metadata=_metadata(record, ("backend", "dataset_name", "random_input_len", "random_output_len")),
+        metadata=_metadata(record, metadata),
     )
     return [_streamed(result)]
+
+
+def _vllm_serve(record: Record) -> list[ServingResult]:
+    """`vllm bench serve --save-result`; one object, or one a line with --append-result."""
+    told = ("date", "backend", "label", "num_prompts", "burstiness")
+    return _streamed_benchmark(record, "vllm bench serve", "mean_e2el_ms", "spec_decode_acceptance_length", told)
+
+
+def _sglang(record: Record) -> list[ServingResult]:
+    """`python -m sglang.bench_serving`; one object a line."""
+    told = ("backend", "dataset_name", "random_input_len", "random_output_len")
+    return _streamed_benchmark(record, "sglang.bench_serving", "mean_e2e_latency_ms", "accept_length", told)
 
 
 def _vllm_latency(record: Record) -> list[ServingResult]:
