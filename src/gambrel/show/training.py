@@ -112,8 +112,8 @@ def _assumed(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[tuple[
         ("recompute", str(document["recompute"])),
         (
             "Chinchilla",
-            f"{units.parameters(optimum)} tokens would be compute-optimal (20 a parameter, Hoffmann et al. 2022); "
-            f"these are {units.significant(row['tokens'] / optimum)} times as many",
+            f"{units.parameters(optimum)} tokens would be compute-optimal (20 an active parameter, "
+            f"Hoffmann et al. 2022); these are {units.significant(row['tokens'] / optimum)} times as many",
         ),
     ]
     if row["energy_j"] is not None:
