@@ -868,11 +868,10 @@ def test_the_chart_with_predictions_behind(layered, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["llama-3-8b"], "give --trace FILE"),
-        ([], "give --trace FILE"),
+        ([], "give MODEL, to run it here, or --trace FILE"),
         (["--trace", "T", "-o", "x.svg"], "needs --device"),
-        (["llama-3-8b", "--trace", "T"], "needs --device"),
-        (["llama-3-8b", "--trace", "T", "--device", "h200"], "give -o FILE too"),
+        (["llama-3-8b", "--trace", "T"], "needs -o FILE and --device"),
+        (["llama-3-8b", "--trace", "T", "--device", "h200"], "needs -o FILE and --device"),
         (["--trace", "none.json"], "no such trace"),
         (["--trace", "T", "--eager", "none.json"], "no such trace"),
     ],

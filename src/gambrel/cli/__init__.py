@@ -190,7 +190,7 @@ COMMANDS = {
         "lab",
     ),
     "profile": Command(
-        "a profiler's trace: kernels by role, layer and phase, busy share, launch gaps, fraction of the roof",
+        "a model run here, or a trace: kernels by role, layer and phase, busy share, launch gaps, fraction of the roof",
         "gambrel profile --trace trace.json.gz --device h100-sxm -o profile.svg",
         "lab",
     ),

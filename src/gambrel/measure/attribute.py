@@ -36,6 +36,8 @@ _NUMBERED = re.compile(r"^(.*?(?:layer|block)s?)[\s._#:-]*(\d+)\b", re.IGNORECAS
 _LAYER_NAME = re.compile(r"(layer|block)$", re.IGNORECASE)
 #: Stands for the dtype of copies between host and device, which the memory's bandwidth does not limit.
 HOST = "host"
+#: Roles whose operators are counted with all that they call: views, buffers and copies of theirs are part of them.
+PRODUCTS = ("gemm", "attention")
 #: How far outwards an operator's formula is looked for: linear around addmm, to around copy_.
 CLIMB = 4
 
@@ -283,7 +285,7 @@ def attribute(trace: Trace) -> list[Activity]:
     if any(event.category in DEVICE for event in events):
         found = _device_activities(trace, nodes, around, phases)
     else:
-        found = [_operator_activity(node, phases) for node in nodes if node is node.op and not node.children]
+        found = _operator_activities(nodes, phases)
     return sorted(found, key=lambda activity: (activity.start_s, activity.end_s))
 
 
@@ -483,22 +485,53 @@ def _nothing(work: shapes.Work) -> float | None:
     return None if work.moved_bytes is None else 0.0
 
 
-def _operator_activity(node: Node, phases: dict[int, str]) -> Activity:
-    """A leaf operator as an activity of the CPU."""
-    source = _working_node(node)
-    event = node.event
-    activity = Activity(
-        event.name,
-        "op",
-        _role(event, node) or "other",
-        event.start_s,
-        event.duration_s,
-        "cpu",
-        "",
-        True,
-        work=source.own_work() if source is not None else None,
-    )
-    return replace(activity, **_place(node, phases))
+def _operator_activities(nodes: Sequence[Node], phases: dict[int, str]) -> list[Activity]:
+    """The CPU's operators as activities; the work of one goes to one of those that it calls, as with kernels."""
+    pending: dict[int, list[tuple[Activity, Node]]] = {}
+    found: list[Activity] = []
+    for node in _counted(nodes):
+        source = _working_node(node) if node.role in PRODUCTS else node if node.own_work() is not None else None
+        event = node.event
+        role = _role(event, node) or "other"
+        activity = Activity(event.name, "op", role, event.start_s, event.duration_s, "cpu", "", True)
+        activity = replace(activity, **_place(node, phases))
+        if source is not None:
+            pending.setdefault(id(source), []).append((activity, source))
+        else:
+            found.append(activity)
+    for group in pending.values():
+        found += _shared_work(group)
+    return found
+
+
+def _counted(nodes: Sequence[Node]) -> list[Node]:
+    """Operators of a CPU that do not overlap: the innermost products, else the innermost with work, else the leaves.
+
+    A product is counted with all that it calls, since its own work lies between those calls.
+    """
+    ops = [node for node in nodes if node is node.op]
+    products, working = set(), set()  # operators that have such a one inside
+    for node in reversed(ops):
+        outer = node.parent.op if node.parent else None
+        if outer is not None:
+            if node.role in PRODUCTS or id(node) in products:
+                products.add(id(outer))
+            if node.own_work() is not None or id(node) in working:
+                working.add(id(outer))
+    counted: list[Node] = []
+    taken: set[int] = set()
+    for node in ops:
+        outer = node.parent.op if node.parent else None
+        if outer is not None and id(outer) in taken:
+            taken.add(id(node))
+            continue
+        works = node.own_work() is not None and id(node) not in working
+        whole = id(node) not in products and (node.role in PRODUCTS or works)
+        if whole:
+            taken.add(id(node))
+        if whole or not node.children:
+            counted.append(node)
+    return counted
 
 
 def _phases_of_passes(nodes: Sequence[Node]) -> dict[int, str]:

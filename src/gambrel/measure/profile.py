@@ -418,7 +418,7 @@ def _notes(
     if kind == "ranges":
         told.append("the trace has ranges but no kernels and no operators: there is nothing to attribute, only times")
     if kind == "cpu":
-        told.append("the trace has no device activity: the operators of the CPU that call no other are counted instead")
+        told.append("the trace has no device activity: operators of the CPU are counted instead")
     if any(each.category == "profiler_range" for each in activities):
         tied = "tied to launches by their order" if counts["unlaunched_kernels"] == 0 else "not tied to launches"
         told.append(

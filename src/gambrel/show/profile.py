@@ -60,7 +60,9 @@ def _layer_sentence(found: Profile) -> str:
     phase = f" in {row['phase']}" if row["phase"] != "unknown" else ""
     things = "operators" if found.kind == "cpu" else "device activities"
     kernels = (
-        f" ({row['kernels_per_layer']} kernels)" if row["kernels_per_layer"] != row["activities_per_layer"] else ""
+        f" ({row['kernels_per_layer']} kernels)"
+        if found.kind != "cpu" and row["kernels_per_layer"] != row["activities_per_layer"]
+        else ""
     )
     many = f"{row['activities_per_layer']} {things}{kernels}"
     return (
