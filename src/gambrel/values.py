@@ -32,22 +32,21 @@ else:
 
 def __init__(self: Any, *args: Any, **given: Any) -> None:
     fields = type(self).__dataclass_fields__
-    values = dict(zip(fields, args, strict=False))
-    if len(args) > len(fields) or not (given.keys() <= fields.keys() - values.keys()):
-        raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}, each once")
+    values = self.__dict__  # __setattr__ refuses
+    values.update(zip(fields, args, strict=False))
     values.update(given)
+    once = len(values) == len(args) + len(given)
     if len(values) < len(fields):
         for name, field in fields.items():
             if name not in values:
-                values[name] = _default(self, field)
-    self.__dict__.update(values)
+                values[name] = field.default if field.default is not MISSING else _default(self, field)
+    if not once or len(values) > len(fields):
+        raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}, each once")
     if hasattr(self, "__post_init__"):
         self.__post_init__()
 
 
 def _default(self: Any, field: Any) -> Any:
-    if field.default is not MISSING:
-        return field.default
     if field.default_factory is not MISSING:
         return field.default_factory()
     raise TypeError(f"{type(self).__name__} needs {field.name}")

@@ -15,6 +15,7 @@ from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gambrel.model.quantized import Scheme
@@ -65,11 +66,11 @@ class Precision:
         self.override = FORMATS[overrides.weight] if overrides.weight else None
         self.overrides = overrides
         self.notes = notes
-        self._marks: dict[int, Any] = {}
+        self._mark: Callable[[int], Any] = lambda layer: None
         if self.scheme:
             from gambrel.model import quantized
 
-            self._marks = quantized.marks(self.scheme)
+            self._mark = quantized.marker(self.scheme)
             self._kept = quantized.Patterns(self.scheme.keep)
             self._named = quantized.Patterns(tuple(name for name, _ in self.scheme.modules))
 
@@ -92,7 +93,7 @@ class Precision:
 
     def layer_mark(self, layer: int) -> Any:
         """Equal for layers that the scheme treats alike, so that they can be counted together."""
-        return self._marks.get(layer, self._marks.get(-1) and layer)
+        return self._mark(layer)
 
     def numerics(self) -> Numerics:
         """The dtypes of activations, cache and scores."""

@@ -39,17 +39,26 @@ class Scheme:
     tables: bool = False
 
 
-def marks(scheme: Scheme) -> dict[int, Any]:
-    """Per layer index the patterns that name it, so that layers named alike can be merged; -1: a regex names layers."""
-    found: dict[int, Any] = {}
+def marker(scheme: Scheme) -> Callable[[int], Any]:
+    """What tells a layer from others by the patterns that name it: layers of equal marks can be counted together."""
+    found: dict[str, list[str]] = {}
+    regex = False
     for pattern in (*scheme.keep, *(name for name, _ in scheme.modules)):
-        before, _, rest = pattern.partition("layers.")
-        digits = rest.partition(".")[0].rstrip("*")
-        if digits.isdecimal() and not pattern.startswith("re:"):
-            found.setdefault(int(digits), []).append((before, rest[len(digits) :]))
-        elif pattern.startswith("re:") and "layers" in pattern:
-            found[-1] = True
-    return {index: tuple(sorted(mark)) if index >= 0 else mark for index, mark in found.items()}
+        before, named, rest = pattern.partition("layers.")
+        if before.startswith("re:"):
+            regex = regex or "layers" in pattern
+        elif named:
+            number, _, part = rest.partition(".")
+            found.setdefault(number, []).append(f"{before}#.{part}")
+    own = {int(number): tuple(sorted(parts)) for number, parts in found.items() if number.isdecimal()}
+    wild = tuple(number.partition("*")[0] for number in found if not number.isdecimal())
+
+    each = regex or any(letter in number for number in found for letter in "?[")
+
+    def mark(layer: int) -> Any:
+        return layer if each else (own.get(layer), tuple(s for s in wild if str(layer).startswith(s)))
+
+    return mark
 
 
 class Patterns:
@@ -75,8 +84,8 @@ class Patterns:
 
     def first(self, path: str) -> int | None:
         """The place of the first pattern that means this path, or None."""
-        names = path.split(".")
-        runs = (".".join(names[i:j]) for i in range(len(names)) for j in range(i + 1, len(names) + 1))
+        dots = [i for i, letter in enumerate(path) if letter == "."]
+        runs = (path[i:j] for i in (0, *(dot + 1 for dot in dots)) for j in (*dots, len(path)) if i < j)
         found = [self._runs[run] for run in runs if run in self._runs] if self._runs else []
         found += [self._prefixes[path[:n]] for n in self._lengths if path[:n] in self._prefixes]
         found += [i for i, pattern in self._wild if _wild(pattern, path)]
