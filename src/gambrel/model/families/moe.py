@@ -227,15 +227,15 @@ def _sparsity(b: Builder, first: int) -> list[bool]:
     return [kind == "sparse" for kind in kinds] or [i >= dense for i in range(b.n_layers)]
 
 
+def _every(b: Builder, first: int) -> list[bool]:
+    """As _sparsity, where a config may say that every layer from there on has experts, and nothing else."""
+    b.fields.choice("moe_layer_freq", b.fields.raw("moe_layer_freq", 1), (1,))
+    return _sparsity(b, first)
+
+
 def _from(first: int) -> Callable[[Builder], list[Layer]]:
     """Dense layers first, `first` of them where the config does not say, then experts."""
-
-    def layers(b: Builder) -> list[Layer]:
-        step = b.fields.raw("moe_layer_freq", 1)
-        b.fields.choice("moe_layer_freq", step, (1,))
-        return [Layer(sparse=sparse) for sparse in _sparsity(b, first)]
-
-    return layers
+    return lambda b: [Layer(sparse=sparse) for sparse in _every(b, first)]
 
 
 def _all_sparse(b: Builder) -> list[Layer]:
@@ -389,9 +389,13 @@ def _step3_layers(b: Builder) -> list[Layer]:
     return [Layer(sparse=i in sparse) for i in range(b.n_layers)]
 
 
-def _dsa_layers(b: Builder) -> list[Layer]:
+def _dsa_sparsity(b: Builder) -> list[bool]:
     _kinds(b, "layer_types", ("indexed_attention", "deepseek_sparse_attention"))
-    return [Layer(sparse=layer.sparse, extra="full") for layer in _from(3)(b)]
+    return _every(b, 3)
+
+
+def _dsa_layers(b: Builder) -> list[Layer]:
+    return [Layer(sparse=sparse, extra="full") for sparse in _dsa_sparsity(b)]
 
 
 def _glm_dsa_layers(b: Builder) -> list[Layer]:
@@ -404,7 +408,7 @@ def _glm_dsa_layers(b: Builder) -> list[Layer]:
     if kinds[0] == "shared":
         raise ConfigError("indexer_types begins with 'shared'; accepted is 'full', since no layer is before it")
     f.used |= {"index_topk_freq", "index_skip_topk_offset", "index_topk_pattern"}
-    return [Layer(sparse=layer.sparse, extra=kind) for layer, kind in zip(_dsa_layers(b), kinds, strict=True)]
+    return [Layer(sparse=sparse, extra=kind) for sparse, kind in zip(_dsa_sparsity(b), kinds, strict=True)]
 
 
 def _indexer_pattern(b: Builder) -> list[str]:
