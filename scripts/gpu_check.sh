@@ -4,7 +4,7 @@
 #   OUT=./gpu bash scripts/gpu_check.sh [DEVICE] [MODEL]
 #
 # DEVICE is the catalogue's name of the card, for the bounds (h200); MODEL the shape to run (llama-3.2-1b).
-# Everything ends up in $OUT: log.txt, runs.jsonl, this-machine.toml, calibrate.json, run.json, traces, profiles.
+# Everything ends up in $OUT: log.txt, runs.jsonl, this-machine.toml, eager.json.gz, graph.json.gz.
 # Each step has its own limit, and a step that fails does not stop the others; the exit status is that of the run.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -13,7 +13,6 @@ OUT=${OUT:-./gpu}
 mkdir -p "$OUT"
 export GAMBREL_DATA=$OUT PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 exec > >(tee "$OUT/log.txt") 2>&1
-gambrel() { python3 -m gambrel "$@"; }
 step() { # step LIMIT_S NAME COMMAND…
   local limit=$1 name=$2 begin=$SECONDS left=$((ALL_S - SECONDS))
   shift 2
@@ -29,9 +28,9 @@ step() { # step LIMIT_S NAME COMMAND…
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.limit --format=csv,noheader
 python3 -c "import torch, transformers; print('torch', torch.__version__, 'transformers', transformers.__version__)"
 
-# 1. The run: prefill and decode, eager against the captured graph (section 6 of the measurement).
+# 1. The run: prefill and decode, eager against the captured graph, counters meanwhile.
 step 90 run python3 -m gambrel run "$MODEL" --on cuda:0 --dtype bf16 --prompt $TOKENS --context $TOKENS \
-  --engine torch,graph --device "$DEVICE"
+  --engine torch,graph --counters --device "$DEVICE"
 status=$?
 
 # 2. Each record against its bound, launches from the pair.
@@ -47,15 +46,10 @@ if [ -f "$OUT/this-machine.toml" ]; then
     --ceilings "$OUT/this-machine.toml"
 fi
 
-# 4. Counters while it runs, and traces for the profile.
-step 60 "counters and traces" python3 scripts/gpu_trace.py "$MODEL" $TOKENS "$OUT"
-if gambrel profile --help > "$OUT/profile-help.txt" 2>&1; then
-  for name in prefill-torch decode-torch decode-graph; do
-    trace=$OUT/$name.json.gz eager=()
-    [ "$name" = decode-graph ] && eager=(--eager "$OUT/decode-torch.json.gz")
-    [ -f "$trace" ] && step 20 "profile $name" \
-      python3 -m gambrel profile "$MODEL" --trace "$trace" "${eager[@]}" --device "$DEVICE"
-  done
-fi
-rm -f "$OUT/profile-help.txt"
+# 4. The same model under the profiler: eager, then replays of the captured decode step, told apart by the eager trace.
+step 60 profile python3 -m gambrel profile "$MODEL" --on cuda:0 --dtype bf16 --prompt $TOKENS --context $TOKENS \
+  --device "$DEVICE" --keep "$OUT/eager.json.gz"
+step 45 "trace of the graph" python3 scripts/gpu_trace.py "$MODEL" $TOKENS "$OUT/graph.json.gz" &&
+  step 20 "profile of the graph" python3 -m gambrel profile --trace "$OUT/graph.json.gz" \
+    --eager "$OUT/eager.json.gz" --device "$DEVICE"
 exit $status

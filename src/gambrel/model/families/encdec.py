@@ -20,7 +20,7 @@ from gambrel.values import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from gambrel.model.precision import Precision
@@ -97,20 +97,18 @@ class Maker:
         return heads, self.hidden // heads
 
 
-def merged(layers: Iterable[tuple[Part, ...]]) -> tuple[Block, ...]:
-    """Equal layers together, in order of first occurrence; those that are one object need no comparison."""
-    made = list(layers)
-    first: dict[int, int] = {}
+def merged(layers: Sequence[tuple[Part, ...]]) -> tuple[Block, ...]:
+    """Equal layers together, in order of first occurrence; those that are one object are not compared."""
+    same: dict[int, list[int]] = {}
+    for index, parts in enumerate(layers):
+        same.setdefault(id(parts), []).append(index)
     kinds: dict[tuple[Part, ...], list[int]] = {}
-    groups: dict[int, list[int]] = {}
-    for index, parts in enumerate(made):
-        one = first.setdefault(id(parts), index)
-        group = groups[one] if one in groups else groups.setdefault(one, kinds.setdefault(parts, []))
-        group.append(index)
-    return tuple(Block(layer_range(indices), parts, len(indices)) for parts, indices in kinds.items())
+    for indices in same.values():
+        kinds.setdefault(layers[indices[0]], []).extend(indices)
+    return tuple(Block(layer_range(sorted(indices)), parts, len(indices)) for parts, indices in kinds.items())
 
 
-def encoder(before: tuple[Part, ...], layers: Iterable[tuple[Part, ...]], after: tuple[Part, ...]) -> Stack:
+def encoder(before: tuple[Part, ...], layers: Sequence[tuple[Part, ...]], after: tuple[Part, ...]) -> Stack:
     """An encoder over the source."""
     return Stack("encoder", (Block("encoder input", before), *merged(layers), Block("encoder end", after)), "source")
 
