@@ -74,6 +74,22 @@ def test_warmups_stay_apart_and_repetitions_are_long_enough():
     assert timing.spread == pytest.approx(0.0)
 
 
+def test_something_else_is_timed_in_turn():
+    fake, order = Machine(), []
+
+    def work(name, cpu_s):
+        order.append(name)
+        fake.work(cpu_s)
+
+    plan = Plan(warmups=1, repeats=3, min_time_s=0.01)
+    call, beside = (lambda: work("call", 0.02)), (lambda: work("beside", 0.005))
+    timing = time_it(call, plan=plan, timer=fake.timer(), meter=fake, beside=beside)
+    assert order == ["call", *["call", "beside"] * 3]
+    assert timing.values_s == pytest.approx([0.02] * 3)
+    assert timing.beside_s == pytest.approx([0.005] * 3)
+    assert timed(Machine()).beside_s == ()
+
+
 def test_disturbed_repetitions_are_rejected_and_repeated():
     """Half the processor time in two of the laps (two warm-ups and one that finds the calls come first)."""
     fake = Machine(share=0.5, others=1.0, only_laps={4, 6})
@@ -356,6 +372,15 @@ def test_the_best_counts_and_all_are_kept():
     assert not found.busy
     assert "fp16: no such kernel" in found.left_out
     assert any("65536" in told for told in found.left_out)
+
+
+def test_the_fastest_read_is_found():
+    """By its rate, also where it moves more than the others."""
+    fake = Backend()
+    assert measure.fastest_read(fake, HOW).kernel == "max"
+    uneven = Backend()
+    uneven.reads = lambda n: iter([uneven._case("read", "little", n / 9, 1e10), uneven._case("read", "all", n, 2e10)])
+    assert measure.fastest_read(uneven, HOW).kernel == "all"
 
 
 def test_a_busy_machine_is_in_the_file(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from gambrel.cli import main
 from gambrel.measure import build as building
-from gambrel.measure import clock, record
+from gambrel.measure import clock, engines, machine, record, single_rows
 from gambrel.measure import run as running
 from gambrel.measure.build import BuildError, config_dtype, config_hash, n_layers, trim
 from gambrel.measure.verdict import Evidence, judge
@@ -448,8 +448,8 @@ def test_engines_agree_and_are_recorded(torch, one_thread, monkeypatch, tmp_path
         assert 0 < known["harness_s"] < one.median_s
 
 
-DOCUMENTED = """threads versions git_revision started_at busy cpu_share config_hash layers layers_total params_total
-weights engine finite difference same_tokens harness_s calls rejected""".split()
+DOCUMENTED = """read huge_page_bytes threads versions git_revision started_at busy cpu_share config_hash layers
+layers_total params_total weights engine finite difference same_tokens harness_s calls rejected""".split()
 
 
 def test_engines_that_disagree_get_no_time(torch, one_thread, monkeypatch, tmp_path):
@@ -499,6 +499,71 @@ def test_compiled_agrees(torch, one_thread):
     one, other = running.run(setup(trim(LLAMA, 1), engines=("torch", "compile"), phases=("decode",)), lambda made: None)
     assert other.metadata["difference"] < 1e-4
     assert one.metadata["difference"] is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tokens", [1, 8], ids=["decode", "prefill"])
+def test_compiled_passes_get_no_mask_and_are_compiled_once(torch, one_thread, monkeypatch, tokens):
+    """transformers gives compiled passes a mask, which expands the keys; and a decode step is loops alone."""
+    called, inductor = [], torch._dynamo.lookup_backend("inductor")
+
+    def watched(module, examples):
+        nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+        called.append({node.target: node.kwargs for node in nodes})
+        return inductor(module, examples)
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: watched)
+    step = engines.Pass(torch, tiny(trim(LLAMA, 1)).module, (1, tokens, 8))
+    compiled = engines.Compiled()
+    compiled.prepare(step)
+    compiled.run()
+    (only,) = called
+    attention = torch._C._nn.scaled_dot_product_attention
+    if tokens == 1:
+        assert {single_rows.row, single_rows.query} <= only.keys()
+        assert not {attention, torch.nn.functional.linear} & only.keys()
+    else:
+        assert only[attention]["attn_mask"] is None
+        assert only[attention]["enable_gqa"] is True
+    from transformers import masking_utils
+
+    assert masking_utils._ignore_causal_mask_sdpa.__module__ == "transformers.masking_utils", "put back"
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (7, 64), (8, 8192), (2, 4099), (1, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_single_rows_are_the_product(torch, shape, dtype):
+    """Odd numbers of rows, rows in parts, a row that begins inside other data, a bias."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(shape, dtype=getattr(torch, dtype)), torch.randn(shape[0], dtype=getattr(torch, dtype))
+    x = torch.randn(1, 2, shape[1], dtype=weight.dtype)[:, 1:]
+    wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    found = single_rows.row(x, weight, bias)
+    assert (found.shape, found.dtype) == (wanted.shape, x.dtype)
+    largest = float(wanted.abs().max())
+    assert float((found - wanted).abs().max()) < largest * (1e-5 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_single_query_is_attention(torch, scale):
+    """Grouped heads, values of another size than keys."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 4)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+    torch.testing.assert_close(single_rows.query(q, k, v, attn_mask=None, dropout_p=0.0, scale=scale), wanted)
+
+
+def test_weights_are_in_huge_pages(torch):
+    """As far as this system gives any; small tensors and those elsewhere are left alone."""
+    machine.use_huge_pages(torch.empty(3))
+    machine.use_huge_pages(torch.empty(2**23, device="meta"))
+    before = machine.huge_page_bytes()
+    if before is None or "[never]" in machine._text("/sys/kernel/mm/transparent_hugepage/enabled"):
+        pytest.skip("no huge pages here")
+    large = torch.empty(2**25)
+    machine.use_huge_pages(large)
+    large.fill_(1.0)
+    assert machine.huge_page_bytes() - before >= 2**26, "half of it at the least: memory may be in pieces"
 
 
 # Setup and what follows -----------------------------------------------------------------------
@@ -560,12 +625,26 @@ def test_launches_are_eager_minus_graph():
 
 
 def test_rows_stand_beside_their_bounds():
-    bound = Bound({"memory": 2e-3, "compute": 1e-3}, 2e-3)
-    row = running.row(stored("torch", 4e-3, batch=3), bound)
+    floor = running.Floor(1e6, Bound({"memory": 2e-3, "compute": 1e-3}, 2e-3))
+    row = running.row(stored("torch", 4e-3, batch=3), floor)
     assert (row.fraction, row.binding, row.tokens_per_s) == (0.5, "memory", pytest.approx(750))
+    assert (row.moved_bytes_per_s, row.read_bytes_per_s, row.of_reads) == (pytest.approx(250e6), None, None)
     assert running.row(stored("torch", 4e-3)).fraction is None
-    judged = running.judged([stored("torch", 8e-3), stored("graph", 3e-3)], {"decode": bound})
+    judged = running.judged([stored("torch", 8e-3), stored("graph", 3e-3)], {"decode": floor})
     assert [(one.verdict.limit, one.gain) for one in judged] == [("launch", pytest.approx(8 / 3))]
+
+
+def test_reads_in_turn_are_a_floor_where_no_device_is_named():
+    """1 MB at 400 MB/s: 2.5 ms of the 4 ms."""
+    read = {"kernel": "sum", "bytes": 2e6, "values_s": [4e-3, 5e-3, 9e-3]}
+    made, floor = stored("torch", 4e-3, read=read), running.Floor(1e6)
+    row = running.row(made, floor)
+    assert (row.read_bytes_per_s, row.of_reads, row.fraction) == (400e6, pytest.approx(0.625), None)
+    (judged,) = running.judged([made], {"decode": floor})
+    assert judged.verdict.limit == "memory"
+    assert "takes 2.50 ms, 62% of the 4.00 ms" in judged.verdict.evidence
+    (other,) = running.judged([made], {"decode": running.Floor(1e6, Bound({"memory": 1e-3, "compute": 3e-3}, 3e-3))})
+    assert other.verdict.limit == "compute", "a device that is named comes first"
 
 
 # The command ----------------------------------------------------------------------------------
@@ -622,6 +701,12 @@ def test_a_stored_run_against_its_bound(command, monkeypatch):
     record.append(graph)
     parts = json.loads(command("compare", "config.json", "--run", found.id, *DEVICE, "--format", "json")[1])["parts"]
     assert {part["name"]: part["time_s"] for part in parts}["launches"] == pytest.approx(found.median_s / 2)
+    slow = {**found.metadata, "read": {"kernel": "sum", "bytes": 1e6, "values_s": [1.0]}}
+    record.append(record.Measurement("slow", "slow", (9.0,) * 3, (), slow))
+    parts = json.loads(command("compare", "config.json", "--run", "slow", *DEVICE, "--format", "json")[1])["parts"]
+    (below,) = [part for part in parts if part["name"] == "bandwidth below datasheet"]
+    assert (below["kind"], below["why"]) == ("measured", "by reads in turn with the run")
+    assert below["time_s"] == pytest.approx(document["bound_s"] * (460.8e9 / 1e6 - 1), rel=1e-3)
 
 
 def test_what_is_wrong_is_one_line(command):

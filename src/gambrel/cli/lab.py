@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from gambrel import units
 from gambrel.cli.options import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gambrel.api import Model
+    from gambrel.cost.compare import Conditions
     from gambrel.measure.profile import Profile
     from gambrel.plots import Point
     from gambrel.types import Device, Step
@@ -83,8 +85,9 @@ def run_compare(args: argparse.Namespace) -> int:
         raise GambrelError("nothing measured: give --measured TIME, --run ID of gambrel run, or --file FILE")
     plain = decode_step(model.arch, args.batch, args.context)
     step = prefill_step(model.arch, args.batch, args.prefill) if args.prefill else plain
-    _, step, measured_s, launch_s = run or (model, step, args.measured, None)
-    known = Conditions(launch_s, ceilings=given_device(args, args.ceilings) if args.ceilings else None)
+    _, step, measured_s, known = run or (model, step, args.measured, Conditions())
+    if args.ceilings:
+        known = replace(known, mem_bytes_per_s=None, ceilings=given_device(args, args.ceilings))
     result = compare(model, device, step, measured_s, args.tp, known)
     if not printed(args, lambda: compare_dict(result), lambda: answers.compare_tables(result)):
         answers.print_comparison(result)
@@ -124,8 +127,9 @@ def _compare_file(args: argparse.Namespace) -> int:
     return NO if args.require is not None and any(fraction < args.require for fraction in fractions) else FINE
 
 
-def _stored_run(args: argparse.Namespace) -> tuple[Model, Step, float, float | None]:
-    """The model and step of a stored run, its median, and what its launches cost where a graph of it is stored."""
+def _stored_run(args: argparse.Namespace) -> tuple[Model, Step, float, Conditions]:
+    """The model and step of a stored run, its median, and what is known beside it: launches, reads in turn with it."""
+    from gambrel.cost.compare import Conditions
     from gambrel.measure import build, record, run
     from gambrel.model.sources import find_config
 
@@ -144,7 +148,7 @@ def _stored_run(args: argparse.Namespace) -> tuple[Model, Step, float, float | N
     if known["busy"]:
         print("warning: the machine was busy while this was measured", file=sys.stderr)
     step = _step_as_run(model, known["phase"], (known["batch"], known["new_tokens"], known["context_tokens"]))
-    return model, step, found.median_s, run.launch_s(found, stored)
+    return model, step, found.median_s, Conditions(run.launch_s(found, stored), run.read_bytes_per_s(found))
 
 
 # run -------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ def run_run(args: argparse.Namespace) -> int:
     from gambrel.show import execution
 
     hardware = given_device(args, args.device) if args.device else None
-    setup, bounds = _run_setup(args, find_config(args.model), hardware)
+    setup, floors = _run_setup(args, find_config(args.model), hardware)
     path, progress = args.file or record.store_path(), clock.Progress()
     try:
         records = run.run(setup, lambda made: record.append(made, path), progress.say)
@@ -193,10 +197,10 @@ def run_run(args: argparse.Namespace) -> int:
         progress.done()
     ceilings = hardware is not None and "calibration" in hardware.sources
     done = run.Execution(records, path, run.notes(records), ceilings)
-    document = execution_dict(done, bounds, hardware)
+    document = execution_dict(done, floors, hardware)
     if args.counters:
         for row, made in zip(document["runs"], records, strict=True):
-            row["counters"] = run.counted(made, bounds.get(row["phase"]))
+            row["counters"] = run.counted(made, floors[row["phase"]].bound)
     if not printed(args, lambda: document, lambda: execution.execution_tables(document)):
         execution.print_execution(document)
     below = [row["id"] for row in document["runs"] if (row["fraction"] or 0) > 1 and not done.ceilings]
@@ -206,7 +210,8 @@ def run_run(args: argparse.Namespace) -> int:
 
 
 def _run_setup(args: argparse.Namespace, found: Any, hardware: Device | None) -> tuple[Any, dict[str, Any]]:
-    """What to run, and the bound on each of its phases where there is a device."""
+    """What to run, and the floor of each of its phases."""
+    from gambrel.cost.roofline import demand
     from gambrel.measure import build, clock, run
 
     where = args.on or run.default_device()
@@ -228,11 +233,11 @@ def _run_setup(args: argparse.Namespace, found: Any, hardware: Device | None) ->
         clock.Plan(2, repeats, 0.1, longest_s, repeats),
         args.counters,
     )
-    if hardware is None:
-        return setup, {}
     model = _model_as_run(found, args.layers, setup.dtype)
     steps = {phase: _step_as_run(model, phase, setup.shape(phase)) for phase in setup.phases}
-    return setup, {phase: model.bound(step, hardware) for phase, step in steps.items()}
+    bounds = {phase: model.bound(step, hardware) if hardware else None for phase, step in steps.items()}
+    moved = {phase: demand(model.ops(step)).bytes() for phase, step in steps.items()}
+    return setup, {phase: run.Floor(moved[phase], bounds[phase]) for phase in setup.phases}
 
 
 def _model_as_run(found: Any, layers: int | None, dtype: str) -> Model:

@@ -38,8 +38,8 @@ class BelowBound(GambrelError):
 class Conditions:
     """What is known of the run beside its time.
 
-    launch_s: time spent launching, by measurement or profile [s]. mem_bytes_per_s: bandwidth that the machine really
-    reaches, calibrated [byte/s]. comm_s: communication [s]. ceilings: the whole machine as calibrated. None where
+    launch_s: time spent launching, by measurement or profile [s]. mem_bytes_per_s: bandwidth that reads reached while
+    it ran [byte/s]. comm_s: communication [s]. ceilings: the whole machine as calibrated. None where
     unknown: no number is made up for it.
     """
 
@@ -50,7 +50,7 @@ class Conditions:
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
-        """As given, or as calibrated [byte/s]."""
+        """As read meanwhile, or as calibrated [byte/s]."""
         if self.mem_bytes_per_s is not None or self.ceilings is None:
             return self.mem_bytes_per_s
         return self.ceilings.mem_bytes_per_s
@@ -180,10 +180,11 @@ def _on_top(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[
 def _below_datasheet(ops: list[Op], device: Device, known: Conditions, limits_s: Mapping[str, float]) -> list[Part]:
     """What the bound grows by at measured ceilings: first by the bandwidth, then by the peaks."""
     parts, floor, why = [], max(limits_s.values()), "by calibration of this machine"
+    reads = why if known.mem_bytes_per_s is None else "by reads in turn with the run"
     rate = known.bandwidth_bytes_per_s
     if rate is not None and rate < device.mem_bytes_per_s:
         slower = max(limits_s["memory"] * device.mem_bytes_per_s / rate, floor) - floor
-        parts.append(Part("bandwidth below datasheet", slower, "measured", why))
+        parts.append(Part("bandwidth below datasheet", slower, "measured", reads))
         floor = floor + slower
     if known.ceilings is not None:
         slower = max(step_bound(demand(ops), known.ceilings).limits_s["compute"], floor) - floor

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gambrel.measure.logs import Receipt
     from gambrel.measure.record import Measurement
     from gambrel.measure.results import ServingResult
-    from gambrel.measure.run import Execution
+    from gambrel.measure.run import Execution, Floor
     from gambrel.model.agreement import Agreement
     from gambrel.model.checkpoint import Checkpoint
     from gambrel.model.model import Model
     from gambrel.plots import Point, RooflinePlot
-    from gambrel.types import Bound, Device, Step
+    from gambrel.types import Device, Step
 
 #: Raised when a key changes its meaning or goes.
 SCHEMA_VERSION = 1
@@ -381,8 +381,8 @@ def difference_dict(path: str, difference: Difference) -> dict[str, Any]:
     )
 
 
-def execution_dict(done: Execution, bounds: Mapping[str, Bound], hardware: Device | None) -> dict[str, Any]:
-    """The document of `gambrel run`: what was timed beside its bounds, by phase, and what limits it."""
+def execution_dict(done: Execution, floors: Mapping[str, Floor], hardware: Device | None) -> dict[str, Any]:
+    """The document of `gambrel run`: what was timed beside its floors, by phase, and what limits it."""
     known = done.records[0].metadata
     keys = ("layers", "layers_total", "params_total", "dtype", "threads", "machine", "device")
     return _document(
@@ -394,7 +394,7 @@ def execution_dict(done: Execution, bounds: Mapping[str, Bound], hardware: Devic
         file=done.file,
         busy=any(record.metadata["busy"] for record in done.records),
         notes=list(done.notes),
-        runs=[dict(vars(row)) for row in done.rows(bounds)],
+        runs=[dict(vars(row)) for row in done.rows(floors)],
         verdicts=[
             {
                 "phase": each.phase,
@@ -404,7 +404,7 @@ def execution_dict(done: Execution, bounds: Mapping[str, Bound], hardware: Devic
                 "gain": each.gain,
                 "evidence": each.verdict.evidence,
             }
-            for each in done.judged(bounds)
+            for each in done.judged(floors)
         ],
     )
 

@@ -120,6 +120,7 @@ class TorchBackend:
 
     def _random(self, shape: tuple[int, ...], dtype: str) -> Any:
         buffer = self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
+        machine.use_huge_pages(buffer)
         return buffer.fill_(0).uniform_(-1.0, 1.0)
 
     def _whole(self, shape: tuple[int, ...]) -> Any:

@@ -12,6 +12,7 @@ import json
 import math
 import warnings
 
+from gambrel.measure.machine import use_huge_pages
 from gambrel.types import GambrelError
 from gambrel.values import frozen
 
@@ -203,6 +204,7 @@ def _materialise(torch: Any, module: Any, device: str, seed: int) -> None:
             if id(parameter) not in real:
                 bound = math.sqrt(3 / max(parameter.shape[-1 if parameter.dim() == 2 else -2 :]))
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                use_huge_pages(empty)
                 filled = torch.nn.Parameter(empty.uniform_(-bound, bound, generator=generator), requires_grad=False)
                 real[id(parameter)] = filled
                 real[-id(parameter)] = parameter  # kept, so that its id is not given to another

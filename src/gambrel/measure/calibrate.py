@@ -262,10 +262,22 @@ def _cases(
                 left_out.append(f"{dtype}: {error}")
                 break
     for caches in how.sizes:
-        n_bytes = min(max(caches * backend.last_cache_bytes, how.least_bytes), backend.memory_bytes // 8)
+        n_bytes = _buffer(backend, how, caches)
         yield from _supported(backend.reads(n_bytes), left_out)
         yield from _supported(backend.copies(n_bytes), left_out)
     yield backend.tiny()
+
+
+def fastest_read(backend: Backend, how: Effort) -> Case:
+    """The kernel that reads a buffer beyond the last cache fastest here, by three calls of each."""
+    cases = list(backend.reads(_buffer(backend, how, how.sizes[0])))
+    timer = backend.timer(READ)
+    return min(cases, key=lambda case: min(timer.lap(case.call, 1) for _ in range(3)) / case.amount)
+
+
+def _buffer(backend: Backend, how: Effort, caches: int) -> int:
+    """Size of a buffer of so many last caches [byte]."""
+    return min(max(caches * backend.last_cache_bytes, how.least_bytes), backend.memory_bytes // 8)
 
 
 def _supported(cases: Iterable[Case], left_out: list[str]) -> Iterator[Case]:

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import replace
 from itertools import repeat
 
 from gambrel.measure.record import quantile
@@ -84,7 +85,7 @@ class Timing:
     the repetitions that found how many calls the clock needs. busy: whether the machine had other work. cpu_share:
     processor time of this process over wall time and threads [1]. other_cores: processor time of others over wall time
     (None: unknown). calls: in one repetition. rejected: disturbed repetitions. overhead_s: of the harness itself, part
-    of every value.
+    of every value. beside_s: single calls of something else, in turn with the repetitions.
     """
 
     values_s: tuple[float, ...]
@@ -95,6 +96,7 @@ class Timing:
     calls: int = 1
     rejected: int = 0
     overhead_s: float = 0.0
+    beside_s: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -205,10 +207,12 @@ def time_it(
     *,
     timer: Timer | None = None,
     meter: Counters | None = None,
+    beside: Call | None = None,
 ) -> Timing:
     """Time a call: warm-ups apart, then repetitions until enough were undisturbed or the limits are reached.
 
-    timer: instead of the wall clock with `synchronise`. meter: instead of this machine's counters.
+    timer: instead of the wall clock with `synchronise`. meter: instead of this machine's counters. beside: called once
+    after every repetition and timed apart, as a yardstick that has the same conditions.
     """
     plan, timer, meter = plan or Plan(), timer or WallTimer(synchronise), meter or Meter()
     collects = gc.isenabled()
@@ -218,11 +222,12 @@ def time_it(
         warmups, calls = _warm_up(call, timer, plan)
         probes = min(max(calls, 100), 10**5)
         overhead = min(timer.lap(nothing, probes) for _ in range(3)) / probes
-        laps = _laps(call, timer, plan, meter, calls)
+        laps, besides = _laps(call, timer, plan, meter, calls, beside)
     finally:
         if collects:
             gc.enable()
-    return _timing(laps, plan, timer.on_host, warmups, calls, overhead)
+    beside_s = tuple(lap.value_s for lap in _used(besides, plan, timer.on_host)) if besides else ()
+    return replace(_timing(laps, plan, timer.on_host, warmups, calls, overhead), beside_s=beside_s)
 
 
 def _warm_up(call: Call, timer: Timer, plan: Plan) -> tuple[list[float], int]:
@@ -237,15 +242,20 @@ def _warm_up(call: Call, timer: Timer, plan: Plan) -> tuple[list[float], int]:
     return warmups, calls
 
 
-def _laps(call: Call, timer: Timer, plan: Plan, meter: Counters, calls: int) -> list[Lap]:
+def _laps(
+    call: Call, timer: Timer, plan: Plan, meter: Counters, calls: int, beside: Call | None
+) -> tuple[list[Lap], list[Lap]]:
     laps: list[Lap] = []
+    besides: list[Lap] = []
     started = meter.read().wall_s
     while True:
         laps.append(_lap(call, timer, meter, calls))
+        if beside:
+            besides.append(_lap(beside, timer, meter, 1))
         quiet = len(_quiet(laps, timer.on_host))
         enough = quiet >= plan.repeats or len(laps) - quiet > plan.retries
         if enough or (len(laps) >= FEWEST and meter.read().wall_s - started > plan.max_time_s):
-            return laps
+            return laps, besides
 
 
 def _lap(call: Call, timer: Timer, meter: Counters, calls: int) -> Lap:
@@ -265,9 +275,14 @@ def _quiet(laps: list[Lap], on_host: bool) -> list[Lap]:
     return [lap for lap in laps if lap.quiet(wanted)]
 
 
-def _timing(laps: list[Lap], plan: Plan, on_host: bool, warmups: list[float], calls: int, overhead_s: float) -> Timing:
+def _used(laps: list[Lap], plan: Plan, on_host: bool) -> list[Lap]:
+    """The undisturbed ones, or all of them where those are too few."""
     quiet = _quiet(laps, on_host)
-    used = quiet if len(quiet) >= min(FEWEST, plan.repeats) else laps
+    return quiet if len(quiet) >= min(FEWEST, plan.repeats) else laps
+
+
+def _timing(laps: list[Lap], plan: Plan, on_host: bool, warmups: list[float], calls: int, overhead_s: float) -> Timing:
+    quiet, used = _quiet(laps, on_host), _used(laps, plan, on_host)
     wall = sum(lap.wall_s for lap in used)
     others = [lap.other_s for lap in used if lap.other_s is not None]
     other_cores = sum(others) / wall if len(others) == len(used) else None

@@ -30,6 +30,10 @@ GPU_QUERY = {
 }
 
 
+#: Size of a huge page on x86 and on most others [byte]; with a larger one the kernel declines part of the advice.
+HUGE_PAGE = 2**21
+
+
 class MachineError(GambrelError):
     """A device that this machine does not have, or a library that it lacks."""
 
@@ -121,6 +125,30 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def use_huge_pages(tensor: Any) -> None:
+    """Ask Linux for huge pages before a tensor in main memory is first written; elsewhere nothing happens.
+
+    With small pages a core that streams weights waits for the table of pages. PyTorch's own switch for this takes huge
+    pages for every small buffer too, each of which the kernel clears anew.
+    """
+    import ctypes
+    import mmap
+
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None or tensor.device.type != "cpu":
+        return
+    start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    length = (tensor.data_ptr() + tensor.nbytes - start) // HUGE_PAGE * HUGE_PAGE
+    if length > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(advice))
+
+
+def huge_page_bytes() -> int | None:
+    """Memory of this process that is in huge pages [byte]; None where the system does not say."""
+    found = re.search(r"^AnonHugePages:\s+(\d+) kB", _text("/proc/self/smaps_rollup"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def last_cache_bytes(folder: str = "/sys/devices/system/cpu") -> int | None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
-from gambrel.measure import clock, engines
+from gambrel.measure import calibrate, clock, engines
 from gambrel.measure.build import DTYPES, build, config_hash, libraries, n_layers
 from gambrel.measure.counters import Counters, document, fill, implied, restored
-from gambrel.measure.machine import describe
+from gambrel.measure.machine import describe, huge_page_bytes
 from gambrel.measure.record import Measurement, comparable, quantile
 from gambrel.measure.verdict import Evidence, judge
 from gambrel.types import GambrelError
@@ -101,6 +101,7 @@ def run(
     common = describe(setup.device, torch.get_num_threads())
     say(f"{setup.label}: random weights in {setup.dtype}")
     built = build(setup.config, setup.dtype, setup.device)
+    read = _fastest_read(setup)
     done: list[Measurement] = []
     for phase in setup.phases:
         step, first = engines.Pass(torch, built.module, setup.shape(phase)), None
@@ -111,9 +112,20 @@ def run(
             first = result if first is None else first
             say(f"{setup.label}: {phase}, {name}: timing")
             facts = {**common, **_what(setup, built, phase, name), **facts}
-            done.append(_timed(step, kind, setup, facts))
+            done.append(_timed(step, kind, setup, read, facts))
             keep(done[-1])
     return tuple(done)
+
+
+def _fastest_read(setup: Setup) -> calibrate.Case | None:
+    """What reads memory fastest here, timed in turn with the steps; None where its buffer does not fit any more."""
+    from gambrel.measure.backends import backend
+
+    found = backend(setup.device, setup.threads)
+    try:
+        return calibrate.fastest_read(found, calibrate.effort(setup.device))
+    except RuntimeError:  # PyTorch's word for a memory that is full
+        return None
 
 
 def _what(setup: Setup, built: Built, phase: str, name: str) -> dict[str, Any]:
@@ -127,6 +139,7 @@ def _what(setup: Setup, built: Built, phase: str, name: str) -> dict[str, Any]:
         "layers_total": setup.total_layers,
         "params_total": built.n_params,
         "weights": "random",
+        "huge_page_bytes": huge_page_bytes() if setup.device == "cpu" else None,
         "notes": list(built.notes),
         "phase": phase,
         "batch": batch,
@@ -155,8 +168,10 @@ def _checked(step: engines.Pass, kind: engines.Engine, first: Any, dtype: str) -
     return (told if first is not None else {"finite": True, "difference": None, "same_tokens": None}), result
 
 
-def _timed(step: engines.Pass, kind: engines.Engine, setup: Setup, facts: dict[str, Any]) -> Measurement:
-    """The engine's time, the harness's own beside it, and a last look at the result."""
+def _timed(
+    step: engines.Pass, kind: engines.Engine, setup: Setup, read: calibrate.Case | None, facts: dict[str, Any]
+) -> Measurement:
+    """The engine's time, reads in turn with it, the harness's own, and a last look at the result."""
     from contextlib import nullcontext
     from datetime import UTC, datetime
 
@@ -164,7 +179,7 @@ def _timed(step: engines.Pass, kind: engines.Engine, setup: Setup, facts: dict[s
     started = datetime.now(UTC)
     watched = Counters(setup.device) if setup.counters else None
     with watched or nullcontext():
-        timing = _time(kind.run, cuda, setup.plan)
+        timing = _time(kind.run, cuda, setup.plan, read.call if read else None)
     harness = _time(step.reset, cuda, clock.Plan(1, 3, 0.01, 1.0, 0))
     if not bool(step.result(kind).isfinite().all()):
         raise RunError(f"engine {kind.name} gives logits that are not finite after its repetitions")
@@ -182,14 +197,16 @@ def _timed(step: engines.Pass, kind: engines.Engine, setup: Setup, facts: dict[s
             "calls": timing.calls,
             "rejected": timing.rejected,
             "harness_s": harness.median_s + timing.overhead_s,
+            "read": {"kernel": read.kernel, "bytes": read.amount, "values_s": list(timing.beside_s)} if read else None,
             **({"counters": document(watched.readings)} if watched else {}),
         },
     )
 
 
-def _time(call: Callable[[], object], cuda: Any, plan: clock.Plan) -> clock.Timing:
+def _time(call: clock.Call, cuda: Any, plan: clock.Plan, beside: clock.Call | None = None) -> clock.Timing:
     """By the device's own events where there is one, else by the wall clock."""
-    return clock.time_it(call, plan=plan, timer=clock.EventTimer(cuda) if cuda else clock.WallTimer())
+    timer: clock.Timer = clock.EventTimer(cuda) if cuda else clock.WallTimer()
+    return clock.time_it(call, plan=plan, timer=timer, beside=beside)
 
 
 def _new_id(started: Any) -> str:
@@ -202,12 +219,28 @@ def _new_id(started: Any) -> str:
 
 
 @frozen
+class Floor:
+    """What a step cannot go without. moved_bytes: its weights and cache. bound: on the device named, if one is."""
+
+    moved_bytes: float | None = None
+    bound: Bound | None = None
+
+    def limits_s(self, read_bytes_per_s: float | None) -> Mapping[str, float]:
+        """Times by resource: of the device, or else of the memory alone, as fast as it was read beside the step [s]."""
+        if self.bound:
+            return self.bound.limits_s
+        return {"memory": self.moved_bytes / read_bytes_per_s} if self.moved_bytes and read_bytes_per_s else {}
+
+
+@frozen
 class Row:
     """One record beside its floor.
 
     low_s, high_s: the first and the last tenth of the repetitions [s]. tokens_per_s: new tokens of the batch. bound_s,
-    binding, fraction: None without a device. harness_s: putting the state back, part of every value [s].
-    difference, same_tokens: against the first engine, None for itself.
+    binding, fraction: None without a device. moved_bytes_per_s: weights and cache over the time. read_bytes_per_s: of
+    the fastest read in turn with it, and of_reads: the one over the other; None where it is not in the record.
+    harness_s: putting the state back, part of every value [s]. difference, same_tokens: against the first engine,
+    None for itself.
     """
 
     phase: str
@@ -224,15 +257,26 @@ class Row:
     bound_s: float | None
     binding: str | None
     fraction: float | None
+    moved_bytes_per_s: float | None
+    read_bytes_per_s: float | None
+    of_reads: float | None
     harness_s: float
     busy: bool
     difference: float | None
     same_tokens: bool | None
 
 
-def row(record: Measurement, bound: Bound | None = None) -> Row:
-    """A record as a row, beside the bound on its step."""
-    known, median = record.metadata, record.median_s
+def read_bytes_per_s(record: Measurement) -> float | None:
+    """Median rate of the reads in turn with a run [byte/s]; None where the record has none."""
+    read = record.metadata.get("read")
+    return float(read["bytes"]) / quantile(read["values_s"], 0.5) if read else None
+
+
+def row(record: Measurement, floor: Floor | None = None) -> Row:
+    """A record as a row, beside the floor of its step."""
+    known, median, floor = record.metadata, record.median_s, floor or Floor()
+    bound, read = floor.bound, read_bytes_per_s(record)
+    moved = floor.moved_bytes / median if floor.moved_bytes else None
     return Row(
         known["phase"],
         known["batch"],
@@ -248,6 +292,9 @@ def row(record: Measurement, bound: Bound | None = None) -> Row:
         bound.time_s if bound else None,
         bound.binding if bound else None,
         bound.time_s / median if bound else None,
+        moved,
+        read,
+        moved / read if moved and read else None,
         known["harness_s"],
         known["busy"],
         known["difference"],
@@ -285,13 +332,13 @@ class Execution:
     notes: tuple[str, ...] = ()
     ceilings: bool = False
 
-    def rows(self, bounds: Mapping[str, Bound]) -> list[Row]:
-        """Each record beside the bound of its phase."""
-        return [row(record, bounds.get(record.metadata["phase"])) for record in self.records]
+    def rows(self, floors: Mapping[str, Floor]) -> list[Row]:
+        """Each record beside the floor of its phase."""
+        return [row(record, floors.get(record.metadata["phase"])) for record in self.records]
 
-    def judged(self, bounds: Mapping[str, Bound]) -> list[Judged]:
+    def judged(self, floors: Mapping[str, Floor]) -> list[Judged]:
         """The verdict on each phase."""
-        return judged(self.records, bounds, self.ceilings)
+        return judged(self.records, floors, self.ceilings)
 
 
 def notes(records: Sequence[Measurement]) -> tuple[str, ...]:
@@ -308,15 +355,23 @@ def notes(records: Sequence[Measurement]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def judged(records: Sequence[Measurement], bounds: Mapping[str, Bound], ceilings: bool = False) -> list[Judged]:
+def judged(records: Sequence[Measurement], floors: Mapping[str, Floor], ceilings: bool = False) -> list[Judged]:
     """One verdict for each phase that was run."""
     found = []
     for phase in dict.fromkeys(record.metadata["phase"] for record in records):
-        times = {r.metadata["engine"]: r.median_s for r in records if r.metadata["phase"] == phase}
+        ran = [record for record in records if record.metadata["phase"] == phase]
+        times = {record.metadata["engine"]: record.median_s for record in ran}
         other = next((name for name in ("graph", "compile") if name in times), "")
-        limits = bounds[phase].limits_s if phase in bounds else {}
-        floors = (limits.get("memory"), limits.get("compute"))
-        known = Evidence(times.get("torch"), times.get(other), other, *floors, ceilings)
+        floor = floors.get(phase, Floor())
+        limits = floor.limits_s(max(filter(None, map(read_bytes_per_s, ran)), default=None))
+        known = Evidence(
+            times.get("torch"),
+            times.get(other),
+            other,
+            limits.get("memory"),
+            limits.get("compute"),
+            ceilings or not floor.bound,
+        )
         found.append(Judged(phase, judge(known), other, known.gain))
     return found
 

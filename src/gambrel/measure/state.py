@@ -6,13 +6,16 @@ and values, windows, latents, indexers, convolution and recurrent states. Then r
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import warnings
 
 from gambrel.types import GambrelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     #: Contents of a layer's cache: (layer, "keys" | "values" | "indexer_keys", tensor to fill in place).
@@ -30,8 +33,6 @@ class StateError(GambrelError):
 
 def cache_argument(module: Any) -> str:
     """What the module calls its cache. Raises StateError where it has none of transformers' caches."""
-    import inspect
-
     names = inspect.signature(module.forward).parameters
     for name in ("cache", "past_key_values", "cache_params"):
         if name in names:
@@ -41,8 +42,6 @@ def cache_argument(module: Any) -> str:
 
 def inputs(torch: Any, module: Any, tokens: tuple[int, int], cache: Any) -> dict[str, Any]:
     """What one forward pass is given: `tokens` is (batch, new tokens). Only the last row goes through the head."""
-    import inspect
-
     device, vocabulary = module.device, module.config.get_text_config().vocab_size
     ids = torch.arange(tokens[0] * tokens[1], device=device).reshape(tokens) * 7919 % vocabulary
     given = {"input_ids": ids, cache_argument(module): cache, "use_cache": True}
@@ -167,6 +166,42 @@ def _ring(layer: Any, context_tokens: int) -> Any:
             return self.keys, self.values
 
     return Ring(context_tokens, layer.max_cache_len)
+
+
+@contextlib.contextmanager
+def unmasked() -> Iterator[None]:
+    """While this holds, compiled passes get no mask where eager ones get none.
+
+    transformers leaves out the mask of a single query, and of a prompt whose keys are its own, but not when it is
+    compiled by a PyTorch before 2.14, which always seems to export (masking_utils says so). With a mask the keys are
+    expanded to all heads, and scores above the diagonal are computed.
+    """
+    from transformers import masking_utils
+
+    asked = getattr(masking_utils, "_ignore_causal_mask_sdpa", None)
+    if asked is None:
+        yield
+        return
+    masking_utils._ignore_causal_mask_sdpa = _needless(asked)
+    try:
+        yield
+    finally:
+        masking_utils._ignore_causal_mask_sdpa = asked
+
+
+@functools.cache
+def _needless(asked: Callable[..., Any]) -> Callable[..., Any]:
+    """The question whether a mask is needless, answered without asking whether something exports."""
+    names = tuple(inspect.signature(asked).parameters)
+
+    def needless(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        queries = given.get("q_length", given.get("query_length"))
+        keys, window = given.get("kv_length"), given.get("local_attention_size")
+        plain = given.get("padding_mask") is None and (window is None or keys < window)
+        return (plain and (queries == 1 or queries == keys)) or asked(*args, **kwargs)
+
+    return needless
 
 
 class Snapshot:

@@ -25,16 +25,17 @@ def execution_tables(document: Mapping[str, Any]) -> list[Table]:
         Column("low_s", "10 %", "time"),
         Column("high_s", "90 %", "time"),
         *([Column("bound_s", floor, "time"), Column("fraction", "fraction", "share")] if bounded else []),
+        *([Column("of_reads", "of reads", "share")] if any(row["of_reads"] for row in runs) else []),
         Column("tokens_per_s", "tokens/s", "ratio"),
         Column("repeats", "times", "count"),
-        Column("harness_s", "harness", "time"),
         Column("busy", "busy", "yes"),
         Column("id", "record"),
     ]
     rows = [{**row, "engine_name": NAMES[row["engine"]]} for row in runs]
     marks = frozenset(index for index, row in enumerate(rows) if row["busy"])
-    harness = "Harness: putting the cache back, part of every measured time."
-    caption = f"Fraction: {floor} over measured. {harness}" if bounded else harness
+    most = units.duration(max(row["harness_s"] for row in runs))
+    harness = f"Putting the cache back is part of every time: {most} at the most."
+    caption = " ".join([*([f"Fraction: {floor} over measured."] if bounded else []), *_reads(runs), harness])
     judged = (
         Column("phase", "phase"),
         Column("verdict", "verdict"),
@@ -46,6 +47,16 @@ def execution_tables(document: Mapping[str, Any]) -> list[Table]:
         Table("verdicts", "What limits it", judged, document["verdicts"]),
         *_counters(runs),
     ]
+
+
+def _reads(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the share of the reads is, and how fast those were."""
+    rates = sorted(row["read_bytes_per_s"] for row in runs if row["of_reads"])
+    if not rates:
+        return []
+    least, most = units.si(rates[0], "B/s"), units.si(rates[-1], "B/s")
+    told = most if least == most else f"{least} to {most}"
+    return [f"Of reads: weights and cache moved per second over what reads in turn with the steps reached ({told})."]
 
 
 def _counters(runs: Sequence[Mapping[str, Any]]) -> list[Table]:
