@@ -66,3 +66,48 @@ def test_no_time_is_no_measurement():
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(GambrelError):
             compare(gambrel.load_model("gpt2"), device(), Step(1, 1, 1), wrong)
+
+
+def test_what_to_try_is_what_the_bound_would_fall_by():
+    """Where arithmetic binds fewer bytes gain nothing, and where memory binds faster products gain nothing."""
+    model = gambrel.load_model("llama-3-8b")
+    prefill, decode = Step(1, 8192, 8192), Step(1, 1, 8192)
+    bound = model.bound(prefill, device()).limits_s
+    found = {s.what: s.gain_s for s in compare(model, device(), prefill, 1.0).suggestions}
+    assert not {"weights in 8 bit", "weights in 4 bit", "KV cache in fp8"} & found.keys()
+    assert found["products in fp8 or int8"] == pytest.approx(bound["compute"] / 2, rel=1e-3)
+    found = {s.what: s.gain_s for s in compare(model, device(), decode, 1.0).suggestions}
+    assert not [what for what in found if what.startswith("products")]
+    weights = model.bound(Step(1, 1, 0), device()).time_s
+    assert found["weights in 8 bit"] == pytest.approx(weights / 2, rel=1e-3)
+
+
+CALIBRATED = """
+id = "mine"
+name = "Mine"
+peak_flops_per_s.fp32 = { value = 1e12, source = "calibration" }
+memory.advertised_bytes = { value = 80e9, source = "calibration" }
+memory.bandwidth_bytes_per_s = { value = 100e9, source = "calibration" }
+[sources.calibration]
+title = "gambrel calibrate"
+url = "this file"
+date = "2026-11-30"
+"""
+
+
+@pytest.mark.parametrize(("step", "first"), [(Step(1, 1, 64), "calibrated bandwidth"), (Step(1, 512, 512), "rate")])
+@pytest.mark.parametrize("times", [0.8, 1.0, 1.3])
+def test_measured_ceilings_are_no_bound(tmp_path, step, first, times):
+    (tmp_path / "mine.toml").write_text(CALIBRATED)
+    mine = gambrel.load_device(str(tmp_path / "mine.toml"))
+    model = gambrel.load_model("llama-3.2-1b", weight_dtype="fp32", kv_dtype="fp32", compute_dtype="fp32")
+    result = compare(model, mine, step, model.bound(step, mine).time_s * times)
+    assert (result.ceilings, result.fraction) == (True, pytest.approx(1 / times))
+    assert result.parts[0].kind == "ceiling"
+    assert first in result.parts[0].why
+    assert sum(part.time_s for part in result.parts) == pytest.approx(result.measured_s)
+    assert ("above the ceilings" in {part.name for part in result.parts}) is (times < 1)
+    known = Conditions(mem_bytes_per_s=50e9)
+    parts = {part.name: part.why for part in compare(model, mine, step, result.measured_s * 9, known=known).parts}
+    if step.new_tokens == 1:
+        assert parts["bandwidth below calibration"] == "by reads in turn with the run"

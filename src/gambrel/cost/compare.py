@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gambrel.cost.roofline import Demand
     from gambrel.model.model import Model
     from gambrel.types import Device, Op, Step
 
@@ -28,6 +29,10 @@ LEGITIMATE = (
     "it ran on more devices (--tp)",
     "the device is faster than the one named (--device, --bandwidth, --peak)",
 )
+
+
+#: What the figures of a device are called in words: a datasheet's, or measured ones, which a better kernel may exceed.
+DATASHEET, CALIBRATED = "datasheet", "calibration"
 
 
 class BelowBound(GambrelError):
@@ -58,7 +63,10 @@ class Conditions:
 
 @frozen
 class Part:
-    """One part of the measured time. kind: "bound", "measured", "estimate" or "remainder". why: what it is."""
+    """One part of the measured time. why: what it is.
+
+    kind: "bound" ("ceiling" at measured ceilings), "measured", "estimate" or "remainder".
+    """
 
     name: str
     time_s: float
@@ -79,6 +87,7 @@ class Suggestion:
 class Comparison:
     """A measured step against its bound [s]. fraction: bound / measured. parts sum to measured_s. tp: devices.
 
+    ceilings: whether the device's own figures are measured ceilings, so that bound_s can be beaten.
     measured_ceiling_s: the bound at the machine's measured ceilings, None where none were given.
     """
 
@@ -93,6 +102,7 @@ class Comparison:
     kv_bytes: float
     parts: tuple[Part, ...]
     suggestions: tuple[Suggestion, ...]
+    ceilings: bool = False
     measured_ceiling_s: float | None = None
 
     @property
@@ -109,14 +119,19 @@ class Comparison:
 def compare(
     model: Model, device: Device, step: Step, measured_s: float, tp: int = 1, known: Conditions | None = None
 ) -> Comparison:
-    """Explain a measured step time. Raises BelowBound, with the legitimate reasons, for a time below the bound."""
+    """Explain a measured step time.
+
+    Raises BelowBound, with the legitimate reasons, for a time below the bound of a datasheet; measured ceilings are no
+    bound, and a better kernel than calibration tried may exceed them.
+    """
     known = known or Conditions()
     if not 0 < measured_s < float("inf"):
         raise GambrelError(f"a measured time of {measured_s} s; accepted is a positive time")
     ops = step_ops(model, device, step, tp)
     need = demand(ops)
     bound = step_bound(need, device)
-    if measured_s < bound.time_s:
+    ceilings = _figures(device) == CALIBRATED
+    if measured_s < bound.time_s and not ceilings:
         raise BelowBound(_below(measured_s, bound.time_s))
     parts = _parts(ops, device, measured_s, known)
     return Comparison(
@@ -130,9 +145,15 @@ def compare(
         need.weight_bytes,
         need.kv_read_bytes + need.kv_write_bytes,
         parts,
-        _suggestions(model, device, step, tp, parts),
+        _suggestions(model, device, need, parts),
+        ceilings,
         step_bound(need, known.ceilings).time_s if known.ceilings else None,
     )
+
+
+def _figures(device: Device) -> str:
+    """Where a device's ceilings come from."""
+    return CALIBRATED if CALIBRATED in device.sources else DATASHEET
 
 
 def _below(measured_s: float, bound_s: float) -> str:
@@ -148,17 +169,25 @@ def _parts(ops: list[Op], device: Device, measured_s: float, known: Conditions) 
     """Bound first, then what is known to come on top, then the rest."""
     need, rate = demand(ops), device.mem_bytes_per_s
     bound = step_bound(need, device)
+    measured = _figures(device) == CALIBRATED
     if bound.binding == "memory":
+        once = "read once at the calibrated bandwidth" if measured else "read once at the datasheet's bandwidth"
         parts = [
-            Part("weights", need.weight_bytes / rate, "bound", "read once at the datasheet's bandwidth"),
+            Part("weights", need.weight_bytes / rate, "bound", once),
             Part("KV cache", (need.kv_read_bytes + need.kv_write_bytes) / rate, "bound", "read and written once"),
         ]
     else:
-        parts = [Part("arithmetic", bound.time_s, "bound", "at the dense peak")]
+        parts = [
+            Part("arithmetic", bound.time_s, "bound", "at the calibrated rate" if measured else "at the dense peak")
+        ]
+    if measured:
+        parts = [replace(part, kind="ceiling") for part in parts]
     parts += _on_top(ops, device, known, bound.limits_s)
     parts = _shrunk(parts, measured_s - sum(part.time_s for part in parts))
     left = measured_s - sum(part.time_s for part in parts)
-    if left < 0:
+    if measured_s < bound.time_s:
+        parts.append(Part("above the ceilings", left, "remainder", "a better kernel than calibration tried"))
+    elif left < 0:
         parts.append(Part("overlap", left, "remainder", "measured parts that ran at the same time as others"))
     parts.append(Part("remainder", max(left, 0.0), "remainder", "what nothing above explains"))
     return tuple(part for part in parts if part.time_s or part.name == "remainder")
@@ -184,11 +213,11 @@ def _below_datasheet(ops: list[Op], device: Device, known: Conditions, limits_s:
     rate = known.bandwidth_bytes_per_s
     if rate is not None and rate < device.mem_bytes_per_s:
         slower = max(limits_s["memory"] * device.mem_bytes_per_s / rate, floor) - floor
-        parts.append(Part("bandwidth below datasheet", slower, "measured", reads))
+        parts.append(Part(f"bandwidth below {_figures(device)}", slower, "measured", reads))
         floor = floor + slower
     if known.ceilings is not None:
         slower = max(step_bound(demand(ops), known.ceilings).limits_s["compute"], floor) - floor
-        parts.append(Part("arithmetic below datasheet", slower, "measured", why))
+        parts.append(Part(f"arithmetic below {_figures(device)}", slower, "measured", why))
     return parts
 
 
@@ -204,19 +233,10 @@ def _shrunk(parts: list[Part], excess: float) -> list[Part]:
     return shrunk
 
 
-def _suggestions(model: Model, device: Device, step: Step, tp: int, parts: tuple[Part, ...]) -> tuple[Suggestion, ...]:
+def _suggestions(model: Model, device: Device, need: Demand, parts: tuple[Part, ...]) -> tuple[Suggestion, ...]:
     """What to try, ordered by what it would buy at the most, by the same model."""
     by_name = {part.name: part for part in parts}
-    need = demand(step_ops(model, device, step, tp))
-    rate = device.mem_bytes_per_s
-    stored, kv_bits = 8 * model.weight_bytes() / model.params_total, model.numerics.kv.bits
-    found = [
-        Suggestion("weights in 8 bit", need.weight_bytes / rate * _saved(model, 8), f"of {stored:.3g} bit now"),
-        Suggestion("weights in 4 bit", need.weight_bytes / rate * _saved(model, 4.25), "with group scales, 4.25 bit"),
-    ]
-    if need.kv_read_bytes and kv_bits > 8:
-        gain_s = need.kv_read_bytes / rate * (1 - 8 / kv_bits)
-        found.append(Suggestion("KV cache in fp8", gain_s, f"8 bit of {kv_bits} now"))
+    found = [*_narrower_bytes(model, device, need), *_narrower_products(device, need)]
     if "launches" in by_name:
         found.append(Suggestion("a captured graph", by_name["launches"].time_s, "one launch for all kernels"))
     if "element-wise traffic" in by_name:
@@ -229,7 +249,39 @@ def _suggestions(model: Model, device: Device, step: Step, tp: int, parts: tuple
     return tuple(sorted((s for s in found if s.gain_s > 0), key=lambda s: -s.gain_s))
 
 
-def _saved(model: Model, bits: float) -> float:
-    """Share of the weight bytes that a narrower format leaves out; 0 where the weights are that narrow already."""
-    now = 8 * model.weight_bytes() / model.params_total
-    return float(max(1 - bits / now, 0.0))
+def _narrower_bytes(model: Model, device: Device, need: Demand) -> list[Suggestion]:
+    """Fewer bytes of weights or cache: what the bound falls by, nothing where it is the arithmetic that binds."""
+    stored, kv_bits = 8 * model.weight_bytes() / model.params_total, model.numerics.kv.bits
+    now_s = step_bound(need, device).time_s
+
+    def gain(weights: float = 0.0, kv: float = 0.0) -> float:
+        fewer = replace(
+            need, weight_bytes=need.weight_bytes * (1 - weights), kv_read_bytes=need.kv_read_bytes * (1 - kv)
+        )
+        return float(now_s - step_bound(fewer, device).time_s)
+
+    found = [
+        Suggestion("weights in 8 bit", gain(weights=max(1 - 8 / stored, 0.0)), f"of {stored:.3g} bit now"),
+        Suggestion("weights in 4 bit", gain(weights=max(1 - 4.25 / stored, 0.0)), "with group scales, 4.25 bit"),
+    ]
+    if kv_bits > 8:
+        found.append(Suggestion("KV cache in fp8", gain(kv=1 - 8 / kv_bits), f"8 bit of {kv_bits} now"))
+    return found
+
+
+def _narrower_products(device: Device, need: Demand) -> list[Suggestion]:
+    """Products in a dtype that this device multiplies faster; dtypes of one peak are one suggestion."""
+    now_s, by_peak = step_bound(need, device).time_s, dict[float, list[str]]()
+    for dtype, peak in device.peak_flops_per_s.items():
+        by_peak.setdefault(peak, []).append(dtype)
+    found = []
+    for peak, dtypes in by_peak.items():
+        name = dtypes[0]
+        faster: dict[str, float] = {}
+        for dtype, flops in need.flops_by_dtype.items():
+            into = name if peak > device.peak(dtype) else dtype
+            faster[into] = faster.get(into, 0.0) + flops
+        gain_s = float(now_s - step_bound(replace(need, flops_by_dtype=faster), device).time_s)
+        what = f"products in {' or '.join(dtypes)}"
+        found.append(Suggestion(what, gain_s, "that this device multiplies faster"))
+    return found

@@ -263,6 +263,7 @@ def compare_dict(result: Comparison) -> dict[str, Any]:
         measured_s=result.measured_s,
         bound_s=result.bound_s,
         fraction=result.fraction,
+        ceilings=result.ceilings,
         measured_ceiling_s=result.measured_ceiling_s,
         binding=result.binding,
         weight_bytes=result.weight_bytes,

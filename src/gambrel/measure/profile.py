@@ -235,10 +235,10 @@ class _Summing:
                 f"error: {products} kinds of products ran faster than the roof of {name} allows: the trace is of "
                 "another device, or its times or shapes are wrong"
             )
-        if len(above) > products:
+        if others := len(above) - products:
+            kinds = "one kind" if others == 1 else f"{others} kinds"
             told.append(
-                f"{len(above) - products} kinds of operators without products ran faster than memory allows: their "
-                "data was still in a cache"
+                f"{kinds} of operators without products ran faster than memory allows: their data was still in a cache"
             )
         return told
 

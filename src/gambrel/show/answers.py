@@ -237,14 +237,18 @@ def print_comparison(result: Comparison) -> None:
 
     page = Page()
     verdict = "more than twice its floor: a fault to find" if result.fault else f"{_limit(result.binding)}-bound floor"
+    possible = "speed at the measured ceilings" if result.ceilings else "possible speed"
     page.paragraph(
         f"{result.model_name} on {result.device_id}: {units.duration(result.measured_s)} measured is "
-        f"{result.fraction:.0%} of the possible speed, {units.duration(result.bound_s)} ({verdict}).",
+        f"{result.fraction:.0%} of the {possible}, {units.duration(result.bound_s)} ({verdict}).",
         "warn" if result.fault else "bold",
     )
     page.line()
     moved = f"{units.gigabytes(result.weight_bytes)} of weights, {units.gigabytes(result.kv_bytes)} of KV"
-    pairs = [("step", _step(result)), ("bound", f"{units.duration(result.bound_s)}, {moved}")]
+    pairs = [
+        ("step", _step(result)),
+        ("at ceilings" if result.ceilings else "bound", f"{units.duration(result.bound_s)}, {moved}"),
+    ]
     if result.measured_ceiling_s is not None:
         share = result.measured_ceiling_s / result.measured_s
         pairs.append(("as measured", f"{units.duration(result.measured_ceiling_s)} at measured ceilings, {share:.0%}"))
