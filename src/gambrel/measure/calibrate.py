@@ -6,9 +6,9 @@ median counts. What was measured is not a bound: another kernel may do better.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import tempfile
 from dataclasses import field
 
 from gambrel.measure.clock import Plan, Progress, time_it
@@ -313,16 +313,17 @@ def save(ceilings: Ceilings, path: str, date: str, datasheet: str | None = None,
     """Write the device file, whole or not at all."""
     check_free(path, force)
     text = device_toml(ceilings, os.path.splitext(os.path.basename(path))[0], date, datasheet)
+    part = f"{path}.{os.getpid()}.part"
     try:
-        handle, temporary = tempfile.mkstemp(".toml", ".", os.path.dirname(path) or ".")
         try:
-            with open(handle, "w", encoding="utf-8") as file:
+            with open(part, "x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(part, path)
         except BaseException:
-            os.unlink(temporary)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
             raise
     except OSError as error:
         raise GambrelError(f"cannot write {path}: {error}") from None

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    #: Contents of a layer's cache: (layer, "keys" | "values" | "indexer_keys", tensor to fill in place).
+    #: Contents of a layer's cache: (layer, name, tensor to fill in place). name: "keys", "values", "indexer_keys", or a
+    #: state with its key, such as "conv_states.0".
     Fill = Callable[[int, str, Any], None]
 
 #: Where caches of the layers that are known here are defined; a family may bring kinds of its own.
 HOME = "transformers.cache_utils"
+#: What layers with a state call it.
+STATES = ("conv_states", "recurrent_states")
 #: Half-width of the random contents of recurrent states, small so that a repeated step stays finite.
 STATE_SCALE = 0.1
 
@@ -81,10 +84,10 @@ def filled_cache(torch: Any, module: Any, batch: int, context_tokens: int, fill:
             if tensor is not None:
                 fill(index, name, tensor.narrow(-2, 0, min(cached, tensor.shape[-2])))
         _set_length(torch, layer, cached)
-        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
-            for state in states.values():
+        for name in STATES:
+            for key, state in getattr(layer, name, {}).items():
                 if state is not None and cached:
-                    state.uniform_(-STATE_SCALE, STATE_SCALE)
+                    fill(index, f"{name}.{key}", state)
     return cache
 
 
@@ -92,7 +95,8 @@ def _random(torch: Any) -> Fill:
     torch.manual_seed(1)
 
     def fill(layer: int, name: str, tensor: Any) -> None:
-        tensor.uniform_(-1.0, 1.0)
+        scale = STATE_SCALE if name.startswith(STATES) else 1.0
+        tensor.uniform_(-scale, scale)
 
     return fill
 
