@@ -17,7 +17,7 @@ from gambrel.measure import build as building
 from gambrel.measure import clock, engines, machine, record, single_rows
 from gambrel.measure import run as running
 from gambrel.measure.build import BuildError, config_dtype, config_hash, n_layers, trim
-from gambrel.measure.verdict import Evidence, judge
+from gambrel.measure.verdict import CEILINGS, Evidence, judge
 from gambrel.types import Bound, GambrelError
 
 BASE = {
@@ -597,7 +597,7 @@ VERDICTS = {
     "eager alone": ((3.43e-3,), ARTICLE, "memory", "75%"),
     "far from every floor": ((9e-3,), ARTICLE, "undecided", "29% of the 9.00 ms"),
     "below the floor": ((2e-3,), ARTICLE, "error", "below the memory floor"),
-    "above a measured ceiling": ((2e-3,), {**ARTICLE, "ceilings": True}, "memory", "128% of the 2.00 ms"),
+    "above a measured ceiling": ((2e-3,), {**ARTICLE, "at": CEILINGS}, "memory", "128% of the 2.00 ms"),
     "a graph alone": ((None, 3.43e-3, "graph"), ARTICLE, "memory", "75%"),
     "nothing known": ((3e-3,), {}, "undecided", "--device"),
 }
@@ -625,6 +625,34 @@ def test_launches_are_eager_minus_graph():
     assert running.launch_s(graph, [eager, graph]) is None
     for other in ({"machine": "n"}, {"context_tokens": 9}, {"config_hash": "d"}, {"dtype": "fp32"}):
         assert running.launch_s(eager, [eager, stored("graph", 3e-3, **other)]) is None
+
+
+def test_what_does_not_fit_is_said_before_anything_is_built(command, monkeypatch):
+    """Weights, cache and the largest operator's activations, against what is free; a kernel would end the process."""
+    monkeypatch.setattr(building, "build", None)
+    for options, told in [
+        (["--context", "1000000000"], "does not fit on cpu: decode of 1 x 1,000,000,000 tokens takes at least 256 GB"),
+        (["--prompt", "500000000", "--phase", "prefill", "--batch", "3"], "prefill of 3 x 500,000,000 tokens"),
+    ]:
+        status, out, err = command(*RUN, *options)
+        assert (status, out) == (2, ""), err
+        assert told in err
+        assert "are free; try --layers, --batch, --context, --prompt or --dtype" in err
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 10**5)
+    status, _, err = command("profile", "config.json", "--prompt", "8", "--context", "8")
+    assert (status, "weights 181 kB" in err) == (2, True), err
+
+
+def test_free_memory(torch, tmp_path):
+    """What the kernel has, or a container's limit where it is lower; a device that is not there is named."""
+    limit = tmp_path / "memory.max"
+    assert 0 < machine.free_bytes("cpu") <= machine.memory_bytes()
+    limit.write_text("4096\n")
+    assert machine.free_bytes("cpu", str(limit)) == 4096
+    limit.write_text("max\n")
+    assert machine.free_bytes("cpu", str(limit)) > 4096
+    with pytest.raises(machine.MachineError, match="no CUDA device cuda:63"):
+        machine.free_bytes("cuda:63")
 
 
 def test_rows_stand_beside_their_bounds():

@@ -235,9 +235,30 @@ def _run_setup(args: argparse.Namespace, found: Any, hardware: Device | None) ->
     )
     model = _model_as_run(found, args.layers, setup.dtype)
     steps = {phase: _step_as_run(model, phase, setup.shape(phase)) for phase in setup.phases}
+    _check_room(model, setup, steps)
     bounds = {phase: model.bound(step, hardware) if hardware else None for phase, step in steps.items()}
     moved = {phase: demand(model.ops(step)).bytes() for phase, step in steps.items()}
     return setup, {phase: run.Floor(moved[phase], bounds[phase]) for phase in setup.phases}
+
+
+def _check_room(model: Model, setup: Any, steps: dict[str, Step]) -> None:
+    """Refuse what cannot fit, before anything is built: a system that runs out of memory ends the process."""
+    from gambrel.measure import machine
+
+    free = machine.free_bytes(setup.device)
+    weights = model.weight_bytes()
+    for phase, step in steps.items():
+        batch, _, tokens = setup.shape(phase)
+        cache = batch * model.state_bytes(tokens)
+        largest = max(op.cost.act_bytes for op in model.ops(step))
+        if free is not None and weights + cache + largest > free:
+            size = units.si
+            raise GambrelError(
+                f"{setup.label} in {setup.dtype} does not fit on {setup.device}: {phase} of {batch:,} x {tokens:,} "
+                f"tokens takes at least {size(weights + cache + largest, 'B')} (weights {size(weights, 'B')}, cache "
+                f"{size(cache, 'B')}, the largest operator {size(largest, 'B')}), and {size(free, 'B')} are free; try "
+                "--layers, --batch, --context, --prompt or --dtype"
+            )
 
 
 def _model_as_run(found: Any, layers: int | None, dtype: str) -> Model:

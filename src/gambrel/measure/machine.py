@@ -127,6 +127,20 @@ def memory_bytes() -> int | None:
         return None
 
 
+def free_bytes(device: str = "cpu", limit: str = "/sys/fs/cgroup/memory.max") -> int | None:
+    """Memory that can still be had on "cpu" or "cuda:0" [byte]; None where the system does not say.
+
+    limit: the file of a container's own. Raises MachineError for a device that is not there.
+    """
+    if device.startswith("cuda"):
+        gpu_facts(device)
+        return int(load_torch().cuda.mem_get_info(device)[0])
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    own = _text(limit).strip()
+    known = [int(found[1]) * 1024] if found else []
+    return min([*known, *([int(own)] if own.isdigit() else [])], default=None)
+
+
 def use_huge_pages(tensor: Any) -> None:
     """Ask Linux for huge pages before a tensor in main memory is first written; elsewhere nothing happens.
 

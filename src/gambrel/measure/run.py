@@ -12,7 +12,7 @@ from gambrel.measure.build import DTYPES, build, config_hash, libraries, n_layer
 from gambrel.measure.counters import Counters, document, fill, implied, restored
 from gambrel.measure.machine import describe, huge_page_bytes
 from gambrel.measure.record import Measurement, comparable, quantile
-from gambrel.measure.verdict import Evidence, judge
+from gambrel.measure.verdict import CEILINGS, READS, Evidence, judge
 from gambrel.types import GambrelError
 from gambrel.values import frozen
 
@@ -370,7 +370,7 @@ def judged(records: Sequence[Measurement], floors: Mapping[str, Floor], ceilings
             other,
             limits.get("memory"),
             limits.get("compute"),
-            ceilings or not floor.bound,
+            CEILINGS if ceilings else "" if floor.bound else READS,
         )
         found.append(Judged(phase, judge(known), other, known.gain))
     return found

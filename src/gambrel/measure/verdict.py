@@ -9,6 +9,8 @@ from __future__ import annotations
 from gambrel.units import duration, significant
 from gambrel.values import frozen
 
+#: What floors follow from that are no bound.
+CEILINGS, READS = "at the measured ceilings", "at the rate of the reads in turn with it"
 #: Share of the eager time that a graph must save before launches are what limits the eager run: a gain of 1.25 x.
 LAUNCH_SHARE = 0.2
 #: Share of the measured time that a resource's floor must explain before that resource is what limits.
@@ -20,8 +22,8 @@ class Evidence:
     """What is known of one step [s].
 
     eager_s: launched one by one, None where it was not timed. other_s: the same step by another engine, whose name is
-    `other` ("graph" or "compile"). memory_s, compute_s: floors by resource, None without a device. ceilings: whether
-    they follow from measured ceilings, which a better kernel may exceed, and not from a datasheet.
+    `other` ("graph" or "compile"). memory_s, compute_s: floors by resource, None where unknown. at: what was measured
+    that they follow from, which a better kernel may exceed; empty for a datasheet.
     """
 
     eager_s: float | None
@@ -29,7 +31,7 @@ class Evidence:
     other: str = ""
     memory_s: float | None = None
     compute_s: float | None = None
-    ceilings: bool = False
+    at: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -68,7 +70,7 @@ def judge(known: Evidence) -> Verdict:
     limits = {name: value for name, value in floors.items() if value is not None}
     name = max(limits, key=lambda key: limits[key], default="")
     floor = limits.get(name, 0.0)
-    if floor > known.best_s and not known.ceilings:
+    if floor > known.best_s and not known.at:
         return Verdict("error", f"{duration(known.best_s)} measured is below the {name} floor of {duration(floor)}")
     after = _after(name, floor, known)
     if known.other == "graph" and known.gain and known.eager_s and known.other_s:
@@ -93,7 +95,7 @@ def _after(name: str, floor: float, known: Evidence) -> str:
     lesser = known.compute_s if name == "memory" else known.memory_s
     beside = "" if lesser is None else f" ({'arithmetic' if name == 'memory' else 'memory'} {duration(lesser)})"
     what = "moving the weights and the cache" if name == "memory" else "the arithmetic"
-    least = "at the measured ceilings takes" if known.ceilings else "takes at least"
+    least = f"{known.at} takes" if known.at else "takes at least"
     return f"{what} {least} {duration(floor)}{beside}, {floor / best:.0%} of the {duration(best)} measured"
 
 
