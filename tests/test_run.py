@@ -14,7 +14,7 @@ import pytest
 
 from gambrel.cli import main
 from gambrel.measure import build as building
-from gambrel.measure import clock, engines, machine, record, single_rows
+from gambrel.measure import clock, engines, machine, record, single_rows, state
 from gambrel.measure import run as running
 from gambrel.measure.build import BuildError, config_dtype, config_hash, n_layers, trim
 from gambrel.measure.verdict import CEILINGS, Evidence, judge
@@ -79,6 +79,17 @@ STATEFUL = {
     # with few index heads many scores are zero, and which of equal ones are picked is chance
     "indexed": {**LATENT, "model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 16, "index_topk": 8},
 }
+ENCODERS = {
+    "relative positions": {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    | {"num_decoder_layers": 2, "vocab_size": 128, "is_encoder_decoder": True, "decoder_start_token_id": 0},
+    "text": {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layers": 2, "vocab_size": 128}
+    | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    | {"max_position_embeddings": 64, "is_encoder_decoder": True, "forced_eos_token_id": None},
+    "audio": {"model_type": "whisper", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 128}
+    | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    | {"max_source_positions": 12, "max_target_positions": 64, "num_mel_bins": 8, "is_encoder_decoder": True}
+    | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 1},
+}
 QUICK = clock.Plan(1, 3, 0.001, 1.0, 0)
 TORCH = "needs CPU PyTorch (pip install gambrel[oracle])"
 
@@ -133,7 +144,7 @@ def test_memory_is_that_of_one_copy(torch):
 def test_what_cannot_be_built_is_named(torch):
     for config, told in [
         ({"model_type": "nothing"}, "no model_type 'nothing'"),
-        ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "vit"}, "no language model for vit"),
         ({**LLAMA, "hidden_size": "wide"}, "cannot build this config"),
     ]:
         with pytest.raises(BuildError, match=told):
@@ -231,12 +242,52 @@ def test_a_filled_cache_is_a_prompt(torch, one_thread, kind, context):
     torch.testing.assert_close(step.result(eager), whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [*FILLED, *STATEFUL])
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_filled_cache_is_a_text_and_its_source(torch, one_thread, kind):
+    """The same for an encoder-decoder, whose decode step attends to its own tokens and to the source."""
+    import transformers
+
+    module, context = tiny(ENCODERS[kind]).module, 12
+    ids = torch.arange(2 * context).reshape(2, context) * 37 % 128
+    real = transformers.EncoderDecoderCache(*(transformers.DynamicCache(config=module.config) for _ in range(2)))
+    cached = {state.cache_argument(module): real}
+    source = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(2, 12, 64))
+    with torch.no_grad():
+        module(decoder_input_ids=ids[:, :-1], encoder_outputs=source, use_cache=True, **cached)
+        whole = module(decoder_input_ids=ids, encoder_outputs=source, use_cache=False).logits[:, -1:]
+    kept = state.layers(real)
+    step, eager = (
+        engines.Pass(torch, module, (2, 1, context), lambda i, n, t: t.copy_(getattr(kept[i], n))),
+        engines.Eager(),
+    )
+    step.inputs |= {"decoder_input_ids": ids[:, -1:], "encoder_outputs": source}
+    eager.prepare(step)
+    torch.testing.assert_close(step.result(eager), whole, rtol=1e-4, atol=1e-4)
+    assert {layer.keys.shape[-2] for layer in state.layers(step.cache)} == {context}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_every_prefill_encodes(torch, one_thread, kind):
+    """What a repetition left in the cache of the source is not taken for the next one's."""
+    module = tiny(ENCODERS[kind]).module
+    step, eager = engines.Pass(torch, module, (2, 12, 12)), engines.Eager()
+    eager.prepare(step)
+    first = step.result(eager)
+    name = module.main_input_name
+    step.inputs[name] = step.inputs[name] + 1
+    with torch.no_grad():
+        given = {name: step.inputs[name], "decoder_input_ids": step.inputs["decoder_input_ids"]}
+        wanted = module(**given, use_cache=False).logits
+    torch.testing.assert_close(step.result(eager), wanted, rtol=1e-4, atol=1e-4)
+    assert engines.agreement(first, wanted).difference > 1e-3
+
+
+@pytest.mark.parametrize("kind", [*FILLED, *STATEFUL, *ENCODERS])
 def test_repetitions_begin_from_the_same_state(torch, one_thread, kind):
     """Finite, the same again after many repetitions, and a cache that has not grown."""
     from gambrel.measure.engines import Eager, Pass, agreement
 
-    module = tiny({**FILLED, **STATEFUL}[kind]).module
+    module = tiny({**FILLED, **STATEFUL, **ENCODERS}[kind]).module
     for shape in ((2, 1, 24), (2, 16, 16)):
         step, eager = Pass(torch, module, shape), Eager()
         eager.prepare(step)
@@ -253,7 +304,7 @@ def test_repetitions_begin_from_the_same_state(torch, one_thread, kind):
 def sizes(torch, cache):
     return [
         (name, tuple(value.shape))
-        for layer in cache.layers
+        for layer in state.layers(cache)
         for name, value in vars(layer).items()
         if isinstance(value, torch.Tensor)
     ]
@@ -641,6 +692,30 @@ def test_what_does_not_fit_is_said_before_anything_is_built(command, monkeypatch
     monkeypatch.setattr(machine, "free_bytes", lambda device: 10**5)
     status, _, err = command("profile", "config.json", "--prompt", "8", "--context", "8")
     assert (status, "weights 181 kB" in err) == (2, True), err
+
+
+def test_a_hybrid_is_not_cut_below_its_attention(command, tmp_path):
+    hybrid = {**STATEFUL["linear"], "head_dim": 16, "linear_conv_kernel_dim": 4, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(hybrid))
+    status, out, err = command(*RUN, "--layers", "1")
+    assert (status, out) == (2, ""), err
+    assert "the first with attention is number 2: --layers 2" in err
+
+
+def test_both_sides_of_an_encoder_decoder_are_cut():
+    bart = ENCODERS["text"]
+    assert n_layers(bart) == 2
+    assert trim(bart, 2) == bart, "all of its decoder's layers are all of the model"
+    assert {key: trim(bart, 1)[key] for key in ("encoder_layers", "decoder_layers")} == {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
+    neo = {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "layer_types": ["a", "b", "c", "d", "extra"]}
+    assert trim(neo, 3) == {
+        "num_layers": 3,
+        "attention_types": [[["global", "local", "global"], 1]],
+        "layer_types": ["a", "b", "c", "extra"],
+    }
 
 
 def test_free_memory(torch, tmp_path):

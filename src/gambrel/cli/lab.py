@@ -235,10 +235,26 @@ def _run_setup(args: argparse.Namespace, found: Any, hardware: Device | None) ->
     )
     model = _model_as_run(found, args.layers, setup.dtype)
     steps = {phase: _step_as_run(model, phase, setup.shape(phase)) for phase in setup.phases}
+    _check_attends(model, found, setup)
     _check_room(model, setup, steps)
     bounds = {phase: model.bound(step, hardware) if hardware else None for phase, step in steps.items()}
     moved = {phase: demand(model.ops(step)).bytes() for phase, step in steps.items()}
     return setup, {phase: run.Floor(moved[phase], bounds[phase]) for phase in setup.phases}
+
+
+def _check_attends(model: Model, found: Any, setup: Any) -> None:
+    """Refuse a hybrid cut below its first layer with attention: transformers' cache cannot hold the others alone."""
+    from gambrel.measure import build
+
+    if setup.total_layers == build.n_layers(setup.config) or model.kv_bytes_per_token:
+        return
+    more = range(build.n_layers(setup.config) + 1, setup.total_layers + 1)
+    least = next((n for n in more if _model_as_run(found, n, setup.dtype).kv_bytes_per_token), None)
+    if least is not None:
+        raise GambrelError(
+            f"{setup.label}: none of these attends, and transformers cannot cache such layers alone; the first with "
+            f"attention is number {least}: --layers {least}"
+        )
 
 
 def _check_room(model: Model, setup: Any, steps: dict[str, Step]) -> None:

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Keys that hold the number of layers, as families spell it.
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+LAYERS = ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+#: And those that say it again, or of the encoder.
+AGAIN = (*LAYERS, "encoder_layers", "num_blocks")
 #: Keys whose lists name layers by their index (from 0, or from 1 inside linear_attn_config).
 INDICES = ("full_attn_idxs", "hybrid_layer_ids", "mlp_only_layers", "attn_layer_indices", "cross_attention_layers")
+#: Keys with an entry a layer that may go on for layers of another kind.
+PER_LAYER = ("layer_types", "mlp_layer_types", "compress_ratios")
 #: Keys that name code, a quantisation that random weights cannot have, or nothing that matters here.
 DROPPED = (
     *("quantization_config", "compression_config", "quantization", "auto_map", "architectures"),
@@ -76,7 +80,7 @@ def n_layers(config: Mapping[str, Any]) -> int:
 
 def _count(config: Mapping[str, Any]) -> tuple[str, int]:
     for key in LAYERS:
-        if isinstance(config.get(key), int) and not isinstance(config[key], bool):
+        if _whole(config.get(key)):
             return key, config[key]
     raise BuildError(f"the config names no number of layers; looked for {', '.join(LAYERS)}")
 
@@ -84,7 +88,8 @@ def _count(config: Mapping[str, Any]) -> tuple[str, int]:
 def trim(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     """The config with its first `layers` layers alone: the number, lists with an entry a layer, and lists of indices.
 
-    Layers that share the cache of others are left out of it: none shares. Raises BuildError for more than there are.
+    An encoder is cut to as many as the decoder. Layers that share the cache of others are left out of it: none shares.
+    Raises BuildError for more than there are.
     """
     if layers is None:
         return dict(config)
@@ -94,13 +99,24 @@ def trim(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     key, count = _count(config)
     if not 1 <= layers <= count:
         raise BuildError(f"--layers {layers}: accepted is 1 to {count}, the layers of this model")
+    if layers == count:
+        return dict(config)
     cut = {name: _cut(name, value, layers, count) for name, value in config.items()}
-    if layers < count and cut.get("num_kv_shared_layers"):
+    if cut.get("num_kv_shared_layers"):
         cut["num_kv_shared_layers"] = 0
-    return {**cut, key: layers}
+    again = {name: min(config[name], layers) for name in AGAIN if _whole(config.get(name))}
+    return {**cut, **again, key: layers}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _cut(name: str, value: Any, layers: int, count: int) -> Any:
+    if name == "attention_types":  # GPT-Neo's: kinds in turn, and how often
+        return [[_expanded(value)[:layers], 1]]
+    if name in PER_LAYER and isinstance(value, list) and len(value) > count:  # with layers that predict more tokens
+        return [*value[:layers], *value[count:]]
     if name in INDICES and isinstance(value, list):
         return [index for index in value if index < layers]
     if name == "linear_attn_config" and isinstance(value, dict):
@@ -110,6 +126,10 @@ def _cut(name: str, value: Any, layers: int, count: int) -> Any:
     if name == "hybrid_override_pattern" and isinstance(value, str):
         return value[:layers]
     return value
+
+
+def _expanded(kinds: Any) -> list[Any]:
+    return [kind for pattern, times in kinds for kind in list(pattern) * times]
 
 
 def config_dtype(config: Mapping[str, Any]) -> str:
@@ -164,11 +184,15 @@ def build(config: Mapping[str, Any], dtype: str, device: str, seed: int = 0) -> 
 
 
 def _class(transformers: Any, settings: Any) -> Any:
-    """Which Auto class has it: a causal language model, alone or inside a multimodal one."""
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
-        if type(settings) in auto._model_mapping:
-            return auto
-    raise BuildError(f"transformers has no causal language model for {settings.model_type}")
+    """Which Auto class has it: a causal language model, alone or inside a multimodal one, or an encoder-decoder."""
+    names = ("ForCausalLM", "ForImageTextToText", "ForSeq2SeqLM", "ForSpeechSeq2Seq")
+    classes = [getattr(transformers, f"AutoModel{name}") for name in names]
+    if getattr(settings, "is_encoder_decoder", False):
+        classes.reverse()
+    found = next((auto for auto in classes if type(settings) in auto._model_mapping), None)
+    if found is None:
+        raise BuildError(f"transformers has no language model for {settings.model_type}")
+    return found
 
 
 @contextlib.contextmanager

@@ -45,7 +45,8 @@ class EngineError(GambrelError):
 class Pass:
     """One forward pass that begins from the same state every time.
 
-    new_tokens: 1 is a decode step to context_tokens keys; more is a fresh prompt of as many.
+    new_tokens: 1 is a decode step to context_tokens keys; more is a fresh prompt of as many. An encoder-decoder encodes
+    the prompt and makes one token; its decode step attends to a source of context_tokens too.
     """
 
     def __init__(
@@ -57,7 +58,11 @@ class Pass:
             self.cache = state.empty_cache(torch, module, batch)
         else:
             self.cache = state.filled_cache(torch, module, batch, context_tokens, fill)
-        self.inputs = state.inputs(torch, module, (batch, new_tokens), self.cache)
+        if state.encodes(module):
+            tokens, fresh = (new_tokens, True) if new_tokens > 1 else (context_tokens, False)
+            self.inputs = state.source_inputs(torch, module, batch, tokens, self.cache, fresh)
+        else:
+            self.inputs = state.inputs(torch, module, (batch, new_tokens), self.cache)
         self.snapshot = state.Snapshot(torch, self.cache)
         self.reset, self.restore = self.snapshot.reset, self.snapshot.restore
 

@@ -43,20 +43,56 @@ def cache_argument(module: Any) -> str:
     raise StateError(f"{type(module).__name__} keeps a state of its own kind; only transformers' caches can be filled")
 
 
+def encodes(module: Any) -> bool:
+    """Whether the module is an encoder-decoder."""
+    return bool(getattr(module.config, "is_encoder_decoder", False))
+
+
 def inputs(torch: Any, module: Any, tokens: tuple[int, int], cache: Any) -> dict[str, Any]:
     """What one forward pass is given: `tokens` is (batch, new tokens). Only the last row goes through the head."""
-    device, vocabulary = module.device, module.config.get_text_config().vocab_size
-    ids = torch.arange(tokens[0] * tokens[1], device=device).reshape(tokens) * 7919 % vocabulary
-    given = {"input_ids": ids, cache_argument(module): cache, "use_cache": True}
+    given = {"input_ids": _ids(torch, module, tokens), cache_argument(module): cache, "use_cache": True}
     if "logits_to_keep" in inspect.signature(module.forward).parameters:
         given["logits_to_keep"] = 1
     return given
 
 
+def source_inputs(torch: Any, module: Any, batch: int, tokens: int, cache: Any, encode: bool) -> dict[str, Any]:
+    """What one pass of an encoder-decoder is given: one token, and a source to encode or its encoder's output.
+
+    tokens: of the source; a model of audio always has its own number.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    config = module.config
+    frames = getattr(config, "max_source_positions", None) if module.main_input_name != "input_ids" else None
+    given = {"decoder_input_ids": _ids(torch, module, (batch, 1)), cache_argument(module): cache, "use_cache": True}
+    if not encode:
+        shape = (batch, frames or tokens, config.hidden_size)
+        hidden = torch.empty(shape, dtype=module.dtype, device=module.device).uniform_(-1.0, 1.0)
+        return {**given, "encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
+    if frames is None:
+        return {**given, "input_ids": _ids(torch, module, (batch, tokens))}
+    shape = (batch, config.num_mel_bins, 2 * frames)
+    return {**given, module.main_input_name: torch.zeros(shape, dtype=module.dtype, device=module.device)}
+
+
+def _ids(torch: Any, module: Any, shape: tuple[int, int]) -> Any:
+    vocabulary = module.config.get_text_config().vocab_size
+    return torch.arange(shape[0] * shape[1], device=module.device).reshape(shape) * 7919 % vocabulary
+
+
+def layers(cache: Any) -> list[Any]:
+    """The layers of a cache; of an encoder-decoder those of the text, then those of the source."""
+    text = getattr(cache, "self_attention_cache", None)
+    return list(cache.layers) if text is None else [*text.layers, *cache.cross_attention_cache.layers]
+
+
 def empty_cache(torch: Any, module: Any, batch: int) -> Any:
     """A growing cache without contents, whose layers know their shapes: what a prefill begins with."""
     cache = _touched(torch, module, batch, static=None)
-    for index, layer in enumerate(cache.layers):
+    if hasattr(cache, "is_updated"):
+        cache.is_updated = dict.fromkeys(cache.is_updated, False)
+    for index, layer in enumerate(layers(cache)):
         _check(index, layer)
         for name in ("keys", "values", "indexer_keys"):
             tensor = getattr(layer, name, None)
@@ -77,8 +113,13 @@ def filled_cache(torch: Any, module: Any, batch: int, context_tokens: int, fill:
     cached = context_tokens - 1
     cache = _touched(torch, module, batch, static=context_tokens)
     fill = fill or _random(torch)
-    for index, layer in enumerate(cache.layers):
+    text = len(getattr(cache, "self_attention_cache", cache).layers)
+    for index, layer in enumerate(layers(cache)):
         _check(index, layer)
+        if index >= text:  # of the source, which is whole
+            fill(index, "keys", layer.keys)
+            fill(index, "values", layer.values)
+            continue
         for name in ("keys", "values", "indexer_keys"):
             tensor = getattr(layer, name, None)
             if tensor is not None:
@@ -115,8 +156,6 @@ def _touched(torch: Any, module: Any, batch: int, static: int | None) -> Any:
     """A cache through which one token went: static of this many tokens, or growing (None)."""
     import transformers
 
-    if getattr(module.config, "is_encoder_decoder", False):
-        raise StateError(f"{module.config.model_type} has an encoder; only decoders can be run so far")
     if static is None:
         cache = transformers.DynamicCache(config=module.config)
     else:
@@ -127,10 +166,15 @@ def _touched(torch: Any, module: Any, batch: int, static: int | None) -> Any:
             # and without a mask attention runs as in serving: grouped heads are not expanded.
             if type(layer).__dict__.get("is_compileable", type(layer).is_compileable) is True:
                 layer.is_compileable = False
+    if encodes(module):
+        cache = transformers.EncoderDecoderCache(cache, transformers.DynamicCache(config=module.config))
+        given = source_inputs(torch, module, batch, static or 1, cache, encode=False)
+    else:
+        given = inputs(torch, module, (batch, 1), cache)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            module(**inputs(torch, module, (batch, 1), cache))
+            module(**given)
     except StateError:
         raise
     except Exception as error:  # whatever the model's own code raises
@@ -216,7 +260,8 @@ class Snapshot:
     """
 
     def __init__(self, torch: Any, cache: Any) -> None:
-        self.torch, self.layers = torch, [(vars(layer), _copied(vars(layer))) for layer in cache.layers]
+        parts = [*layers(cache), *([cache] if hasattr(cache, "is_updated") else [])]
+        self.torch, self.layers = torch, [(vars(part), _copied(vars(part))) for part in parts]
         tensors = [value for live, _ in self.layers for value in live.values() if isinstance(value, torch.Tensor)]
         self.lengths = [t for t in tensors if not t.is_floating_point() and t.numel() == 1 and t.dim() == 0]
         inner = (value for live, _ in self.layers for value in live.values() if isinstance(value, dict))
