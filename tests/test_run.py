@@ -694,6 +694,20 @@ def test_what_does_not_fit_is_said_before_anything_is_built(command, monkeypatch
     assert (status, "weights 181 kB" in err) == (2, True), err
 
 
+def test_positions_that_a_model_has_not_are_one_line(command, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**FILLED["learned positions"], "n_positions": 16}))
+    status, out, err = command(*RUN[:-4], "--context", "32", "--prompt", "8")
+    assert (status, out) == (2, "")
+    assert "a decode step of 1 x 32 tokens cannot run: IndexError" in err
+    assert err.count("\n") == 1
+
+
+def test_a_model_of_audio_reads_its_own_number_of_frames(command, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(ENCODERS["audio"]))
+    document = json.loads(command(*RUN, "--dtype", "fp32", "--format", "json")[1])
+    assert [(run["phase"], run["new_tokens"]) for run in document["runs"]] == [("prefill", 12), ("decode", 1)]
+
+
 def test_a_hybrid_is_not_cut_below_its_attention(command, tmp_path):
     hybrid = {**STATEFUL["linear"], "head_dim": 16, "linear_conv_kernel_dim": 4, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(hybrid))

@@ -234,6 +234,8 @@ def _run_setup(args: argparse.Namespace, found: Any, hardware: Device | None) ->
         args.counters,
     )
     model = _model_as_run(found, args.layers, setup.dtype)
+    if model.arch.source_tokens is not None:  # a model of audio reads as many frames whatever is asked
+        setup = replace(setup, prompt_tokens=model.arch.source_tokens)
     steps = {phase: _step_as_run(model, phase, setup.shape(phase)) for phase in setup.phases}
     _check_attends(model, found, setup)
     _check_room(model, setup, steps)

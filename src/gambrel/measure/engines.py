@@ -53,6 +53,8 @@ class Pass:
         self, torch: Any, module: Any, shape: tuple[int, int, int], fill: Callable[[int, str, Any], None] | None = None
     ) -> None:
         batch, new_tokens, context_tokens = shape
+        kind = "a decode step" if new_tokens == 1 else "a prefill"
+        self.what = f"{kind} of {batch} x {max(new_tokens, context_tokens):,} tokens"
         self.torch, self.module = torch, module
         if new_tokens > 1:
             self.cache = state.empty_cache(torch, module, batch)
@@ -67,9 +69,13 @@ class Pass:
         self.reset, self.restore = self.snapshot.reset, self.snapshot.restore
 
     def forward(self, call: Any = None) -> Any:
-        """The logits of the last row of each sequence [batch, 1, vocabulary]."""
-        with self.torch.no_grad():
-            return (self.module if call is None else call)(**self.inputs).logits
+        """The logits of the last row of each sequence [batch, 1, vocabulary]. Raises EngineError."""
+        try:
+            with self.torch.no_grad():
+                return (self.module if call is None else call)(**self.inputs).logits
+        except Exception as error:  # whatever the model's own code raises: positions it has not, memory that is full
+            told = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise EngineError(f"{self.what} cannot run: {type(error).__name__}: {told}"[:300]) from None
 
     def result(self, engine: Engine) -> Any:
         """Logits from the state as it was at first, as a float32 copy on the host."""
