@@ -95,7 +95,9 @@ date = "2026-11-30"
 """
 
 
-@pytest.mark.parametrize(("step", "first"), [(Step(1, 1, 64), "calibrated bandwidth"), (Step(1, 512, 512), "rate")])
+@pytest.mark.parametrize(
+    ("step", "first"), [(Step(1, 1, 64), "calibrated bandwidth"), (Step(1, 512, 512), "calibrated dense peak")]
+)
 @pytest.mark.parametrize("times", [0.8, 1.0, 1.3])
 def test_measured_ceilings_are_no_bound(tmp_path, step, first, times):
     (tmp_path / "mine.toml").write_text(CALIBRATED)

@@ -64,6 +64,12 @@ def tiny(tmp_path):
     return str(path)
 
 
+def event(category, name, start, duration, **args):
+    """A complete event of a trace, on one thread [us]."""
+    times = {"pid": 1, "tid": 7, "ts": start, "dur": duration}
+    return {"ph": "X", "cat": category, "name": name, **times, "args": args}
+
+
 def test_both_phases_are_found_and_nothing_else(found):
     assert [row["phase"] for row in found.phases] == ["prefill", "decode"]
     assert {row["name"]: row["count"] for row in found.ranges} == {"prefill": 1, "decode": live.DECODE_STEPS}
@@ -188,19 +194,6 @@ def test_what_a_models_code_raises_is_one_line(torch, monkeypatch):
 
 def test_ranges_named_as_modules_are_modules_of_any_trace(tmp_path):
     """As hooks write them on a GPU: on the host, and again on the device, where they say nothing more."""
-
-    def event(category, name, start, duration, **args):
-        return {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": 1,
-            "tid": 7,
-            "ts": start,
-            "dur": duration,
-            "args": args,
-        }
-
     events = [event("user_annotation", "decode", 0, 900), event("gpu_user_annotation", "decode", 20, 900)]
     for layer in range(2):
         at, block = 100 + 400 * layer, live.range_name(f"model.layers.{layer}", "Block")
@@ -225,16 +218,7 @@ def test_ranges_named_as_modules_are_modules_of_any_trace(tmp_path):
 def test_a_product_on_a_cpu_is_counted_once_with_what_it_calls(tmp_path):
     def op(name, start, duration, *dims):
         args = {"Input Dims": [list(each) for each in dims], "Input type": ["float"] * len(dims)}
-        return {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": name,
-            "pid": 1,
-            "tid": 7,
-            "ts": start,
-            "dur": duration,
-            "args": args,
-        }
+        return event("cpu_op", name, start, duration, **args)
 
     linear = [op("aten::linear", 0, 100, (4, 64), (8, 64)), op("aten::t", 1, 9, (8, 64)), op("aten::as_strided", 2, 3)]
     linear += [op("aten::mm", 20, 60, (4, 64), (64, 8)), op("aten::resolve_conj", 21, 2, (4, 64))]

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+#: The source that a file of `gambrel calibrate` names for its figures.
+CALIBRATION = "calibration"
+
+
 class GambrelError(Exception):
     """Something that the user can mend: wrong input, a missing file, an impossible request."""
+
+
+def one_line(error: BaseException) -> str:
+    """Another library's error: its class and first line, the second too where the first only introduces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {told}"
 
 
 class WorkloadError(GambrelError):
@@ -403,6 +414,11 @@ class Device:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the figures are measured ceilings, which a better kernel may exceed, and not a datasheet's."""
+        return CALIBRATION in self.sources
 
     def __repr__(self) -> str:
         peaks = ", ".join(f"{dtype} {si(peak, 'FLOP/s')}" for dtype, peak in self.peak_flops_per_s.items())

@@ -195,7 +195,7 @@ def run_run(args: argparse.Namespace) -> int:
         records = run.run(setup, lambda made: record.append(made, path), progress.say)
     finally:
         progress.done()
-    ceilings = hardware is not None and "calibration" in hardware.sources
+    ceilings = hardware is not None and hardware.calibrated
     done = run.Execution(records, path, run.notes(records), ceilings)
     document = execution_dict(done, floors, hardware)
     if args.counters:
@@ -260,22 +260,20 @@ def _check_attends(model: Model, found: Any, setup: Any) -> None:
 
 
 def _check_room(model: Model, setup: Any, steps: dict[str, Step]) -> None:
-    """Refuse what cannot fit, before anything is built: a system that runs out of memory ends the process."""
+    """Refuse what cannot fit, before anything is built: a system whose memory is full ends the process."""
+    from gambrel.cost.capacity import least_memory
     from gambrel.measure import machine
 
-    free = machine.free_bytes(setup.device)
-    weights = model.weight_bytes()
+    free, size = machine.free_bytes(setup.device), units.si
     for phase, step in steps.items():
         batch, _, tokens = setup.shape(phase)
-        cache = batch * model.state_bytes(tokens)
-        largest = max(op.cost.act_bytes for op in model.ops(step))
-        if free is not None and weights + cache + largest > free:
-            size = units.si
+        least = least_memory(model, step, tokens)
+        if free is not None and least.total_bytes > free:
             raise GambrelError(
                 f"{setup.label} in {setup.dtype} does not fit on {setup.device}: {phase} of {batch:,} x {tokens:,} "
-                f"tokens takes at least {size(weights + cache + largest, 'B')} (weights {size(weights, 'B')}, cache "
-                f"{size(cache, 'B')}, the largest operator {size(largest, 'B')}), and {size(free, 'B')} are free; try "
-                "--layers, --batch, --context, --prompt or --dtype"
+                f"tokens takes at least {size(least.total_bytes, 'B')} (weights {size(least.weight_bytes, 'B')}, cache "
+                f"{size(least.cache_bytes, 'B')}, the largest operator {size(least.largest_op_bytes, 'B')}), and "
+                f"{size(free, 'B')} are free; try --layers, --batch, --context, --prompt or --dtype"
             )
 
 

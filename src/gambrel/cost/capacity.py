@@ -9,7 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gambrel.types import Cache
+    from gambrel.model.model import Model
+    from gambrel.types import Cache, Step
     from gambrel.units import Num
 
 #: What engines take by default (vLLM's gpu_memory_utilization).
@@ -79,6 +80,26 @@ class Capacity:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits(batch, middle) else (low, middle - 1)
         return low
+
+
+@frozen
+class Needs:
+    """The least memory of one step: weights, cache, inputs and outputs of the largest operator [byte]."""
+
+    weight_bytes: float
+    cache_bytes: float
+    largest_op_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All three, which exist at the same time."""
+        return self.weight_bytes + self.cache_bytes + self.largest_op_bytes
+
+
+def least_memory(model: Model, step: Step, cached_tokens: int) -> Needs:
+    """What a step of a model needs at the least, with so many tokens of each sequence in the cache after it."""
+    largest = max(op.cost.act_bytes for op in model.ops(step))
+    return Needs(model.weight_bytes(), step.batch * model.state_bytes(cached_tokens), largest)
 
 
 def fit_rows(room: Capacity, batches: tuple[int, ...], contexts: tuple[int, ...]) -> list[dict[str, Any]]:

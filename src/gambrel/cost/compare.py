@@ -31,10 +31,6 @@ LEGITIMATE = (
 )
 
 
-#: What the figures of a device are called in words: a datasheet's, or measured ones, which a better kernel may exceed.
-DATASHEET, CALIBRATED = "datasheet", "calibration"
-
-
 class BelowBound(GambrelError):
     """A measured time below its bound: an error in the measurement or in what was said about it."""
 
@@ -130,8 +126,7 @@ def compare(
     ops = step_ops(model, device, step, tp)
     need = demand(ops)
     bound = step_bound(need, device)
-    ceilings = _figures(device) == CALIBRATED
-    if measured_s < bound.time_s and not ceilings:
+    if measured_s < bound.time_s and not device.calibrated:
         raise BelowBound(_below(measured_s, bound.time_s))
     parts = _parts(ops, device, measured_s, known)
     return Comparison(
@@ -146,14 +141,14 @@ def compare(
         need.kv_read_bytes + need.kv_write_bytes,
         parts,
         _suggestions(model, device, need, parts),
-        ceilings,
+        device.calibrated,
         step_bound(need, known.ceilings).time_s if known.ceilings else None,
     )
 
 
 def _figures(device: Device) -> str:
-    """Where a device's ceilings come from."""
-    return CALIBRATED if CALIBRATED in device.sources else DATASHEET
+    """Where a device's ceilings come from, in a word."""
+    return "calibration" if device.calibrated else "datasheet"
 
 
 def _below(measured_s: float, bound_s: float) -> str:
@@ -169,19 +164,14 @@ def _parts(ops: list[Op], device: Device, measured_s: float, known: Conditions) 
     """Bound first, then what is known to come on top, then the rest."""
     need, rate = demand(ops), device.mem_bytes_per_s
     bound = step_bound(need, device)
-    measured = _figures(device) == CALIBRATED
+    kind, at = ("ceiling", "calibrated") if device.calibrated else ("bound", "datasheet's")
     if bound.binding == "memory":
-        once = "read once at the calibrated bandwidth" if measured else "read once at the datasheet's bandwidth"
         parts = [
-            Part("weights", need.weight_bytes / rate, "bound", once),
-            Part("KV cache", (need.kv_read_bytes + need.kv_write_bytes) / rate, "bound", "read and written once"),
+            Part("weights", need.weight_bytes / rate, kind, f"read once at the {at} bandwidth"),
+            Part("KV cache", (need.kv_read_bytes + need.kv_write_bytes) / rate, kind, "read and written once"),
         ]
     else:
-        parts = [
-            Part("arithmetic", bound.time_s, "bound", "at the calibrated rate" if measured else "at the dense peak")
-        ]
-    if measured:
-        parts = [replace(part, kind="ceiling") for part in parts]
+        parts = [Part("arithmetic", bound.time_s, kind, f"at the {at} dense peak")]
     parts += _on_top(ops, device, known, bound.limits_s)
     parts = _shrunk(parts, measured_s - sum(part.time_s for part in parts))
     left = measured_s - sum(part.time_s for part in parts)

@@ -298,8 +298,7 @@ def _device_activities(
     by_external = {node.event.external_id: node for node in nodes if node is node.op}
     ranges = _DeviceRanges(events)
     shared = Counter(event.correlation for event in events if event.category == "kernel")
-    pending: dict[int, list[tuple[Activity, Node]]] = {}
-    found: list[Activity] = []
+    found: list[tuple[Activity, Node | None]] = []
     for index, event in enumerate(events):
         if event.category not in DEVICE:
             continue
@@ -314,14 +313,9 @@ def _device_activities(
         activity = _activity(event, call, node, phases, is_replay(call, shared[event.correlation]))
         if activity.phase == "unknown":
             activity = replace(activity, phase=ranges.phase(event) or "unknown")
-        source = _working_node(node)
-        if source is not None and event.category in ("kernel", "profiler_range") and not activity.graph:
-            pending.setdefault(id(source), []).append((activity, source))
-        else:
-            found.append(activity)
-    for group in pending.values():
-        found += _shared_work(group)
-    return found
+        works = event.category in ("kernel", "profiler_range") and not activity.graph
+        found.append((activity, _working_node(node) if works else None))
+    return _with_work(found)
 
 
 def launches_by_correlation(events: Sequence[Event]) -> dict[int, list[int]]:
@@ -473,6 +467,16 @@ def _working_node(node: Node | None) -> Node | None:
     return None
 
 
+def _with_work(found: Sequence[tuple[Activity, Node | None]]) -> list[Activity]:
+    """Activities without an operator as they are, then those of each operator, which share its work."""
+    groups: dict[int, list[tuple[Activity, Node]]] = {}
+    for activity, source in found:
+        if source is not None:
+            groups.setdefault(id(source), []).append((activity, source))
+    alone = [activity for activity, source in found if source is None]
+    return [*alone, *(activity for group in groups.values() for activity in _shared_work(group))]
+
+
 def _shared_work(group: list[tuple[Activity, Node]]) -> list[Activity]:
     """The work of one operator goes to the longest of its kernels; the others share its time and add no work."""
     main = max(range(len(group)), key=lambda i: group[i][0].duration_s)
@@ -487,21 +491,15 @@ def _nothing(work: shapes.Work) -> float | None:
 
 def _operator_activities(nodes: Sequence[Node], phases: dict[int, str]) -> list[Activity]:
     """The CPU's operators as activities; the work of one goes to one of those that it calls, as with kernels."""
-    pending: dict[int, list[tuple[Activity, Node]]] = {}
-    found: list[Activity] = []
+    found: list[tuple[Activity, Node | None]] = []
     for node in _counted(nodes):
         source = _working_node(node) if node.role in PRODUCTS else node if node.own_work() is not None else None
         event = node.event
         role = _role(event, node) or "other"
         activity = Activity(event.name, "op", role, event.start_s, event.duration_s, "cpu", "", True)
         activity = replace(activity, **_place(node, phases))
-        if source is not None:
-            pending.setdefault(id(source), []).append((activity, source))
-        else:
-            found.append(activity)
-    for group in pending.values():
-        found += _shared_work(group)
-    return found
+        found.append((activity, source))
+    return _with_work(found)
 
 
 def _counted(nodes: Sequence[Node]) -> list[Node]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gambrel.measure import machine
 from gambrel.measure.calibrate import COPY, LAUNCH, PRODUCT, READ, Case, Unsupported
 from gambrel.measure.clock import EventTimer, WallTimer
+from gambrel.types import one_line
 from gambrel.units import si
 
 TYPE_CHECKING = False
@@ -73,7 +74,7 @@ class TorchBackend:
             call = self._product(dtype, m, n, k)
             call()
         except (RuntimeError, AttributeError, NotImplementedError) as error:
-            raise Unsupported(_first_line(error)) from None
+            raise Unsupported(one_line(error)[:120]) from None
         return Case(PRODUCT, "matmul", 2 * m * n * k, call, dtype, f"m {m} n {n} k {k}")
 
     def _product(self, dtype: str, m: int, n: int, k: int) -> Any:
@@ -157,7 +158,3 @@ class CudaBackend(TorchBackend):
             vector = self._random((COLUMNS,), "bfloat16")
             moved, torch = 2 * matrix.numel(), self.torch
             yield Case(READ, "matrix-vector", moved, lambda: torch.mv(matrix, vector), "bf16", si(moved, "B"))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -13,7 +13,7 @@ import math
 import warnings
 
 from gambrel.measure.machine import use_huge_pages
-from gambrel.types import GambrelError
+from gambrel.types import GambrelError, one_line
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -172,11 +172,11 @@ def build(config: Mapping[str, Any], dtype: str, device: str, seed: int = 0) -> 
     except BuildError:
         raise
     except Exception as error:  # whatever the model's own code raises for a config that it cannot be built from
-        raise BuildError(f"transformers cannot build this config: {type(error).__name__}: {error}"[:300]) from None
+        raise BuildError(f"transformers cannot build this config: {one_line(error)}"[:300]) from None
     try:
         _materialise(torch, module.eval().requires_grad_(False), device, seed)
     except (RuntimeError, MemoryError) as error:
-        raise BuildError(f"the weights do not fit on {device}: {error}; try --layers N"[:300]) from None
+        raise BuildError(f"the weights do not fit on {device}: {one_line(error)}; try --layers N"[:300]) from None
     unique = {id(parameter): parameter.numel() for parameter in module.parameters()}
     quantised = any(config.get(key) for key in ("quantization_config", "compression_config", "quantization"))
     notes = (f"the config's quantisation is left out: every weight is {dtype}",) if quantised else ()

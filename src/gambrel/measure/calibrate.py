@@ -13,7 +13,7 @@ from dataclasses import field
 
 from gambrel.measure.clock import Plan, Progress, time_it
 from gambrel.measure.record import quantile
-from gambrel.types import GambrelError
+from gambrel.types import CALIBRATION, GambrelError
 from gambrel.units import si
 from gambrel.values import frozen
 
@@ -63,8 +63,6 @@ METHOD = (
     "random data; read and copy over buffers beyond the last cache, a copied byte counted once read and once written; "
     "the harness's own overhead is part of every time"
 )
-#: Source name of the figures in the file.
-SOURCE = "calibration"
 #: Of a GPU, at the start, above which something else computes on it [percent].
 IDLE_PERCENT = 5
 
@@ -357,8 +355,8 @@ def device_toml(ceilings: Ceilings, device_id: str, date: str, datasheet: str | 
     for section, table in figures.items():
         known_ones = {key: value for key, value in table.items() if value}
         lines += ["", f"[{section}]"] if known_ones else []
-        lines += [f"{key} = {{ value = {_toml(v)}, source = {_toml(SOURCE)} }}" for key, v in known_ones.items()]
-    lines += ["", f"[sources.{SOURCE}]", *map(_entry, source.items())]
+        lines += [f"{key} = {{ value = {_toml(v)}, source = {_toml(CALIBRATION)} }}" for key, v in known_ones.items()]
+    lines += ["", f"[sources.{CALIBRATION}]", *map(_entry, source.items())]
     return "\n".join([*lines, *_calibration(ceilings, date, datasheet), ""])
 
 

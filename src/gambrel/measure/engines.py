@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from gambrel.measure import single_rows, state
-from gambrel.types import GambrelError
+from gambrel.types import GambrelError, one_line
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -74,8 +74,7 @@ class Pass:
             with self.torch.no_grad():
                 return (self.module if call is None else call)(**self.inputs).logits
         except Exception as error:  # whatever the model's own code raises: positions it has not, memory that is full
-            told = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise EngineError(f"{self.what} cannot run: {type(error).__name__}: {told}"[:300]) from None
+            raise EngineError(f"{self.what} cannot run: {one_line(error)}"[:300]) from None
 
     def result(self, engine: Engine) -> Any:
         """Logits from the state as it was at first, as a float32 copy on the host."""
@@ -118,8 +117,7 @@ class Compiled:
                 for _ in range(2):
                     self.run()
         except Exception as error:  # whatever the compiler and the toolchain behind it raise
-            told = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise EngineError(f"torch.compile fails: {type(error).__name__}: {told}"[:300]) from None
+            raise EngineError(f"torch.compile fails: {one_line(error)}"[:300]) from None
 
     def run(self) -> Any:
         """One repetition."""
@@ -141,8 +139,8 @@ class Graph:
         self.step = step
         try:
             self.replay, self.output = self.capturer.capture(step.reset, step.forward)
-        except RuntimeError as error:
-            told = str(error).splitlines()[0] if str(error) else ""
+        except (RuntimeError, EngineError) as error:
+            told = one_line(error).partition(": ")[2]
             raise EngineError(f"this pass cannot be captured as a CUDA graph: {told}"[:300]) from None
         finally:
             step.reset()

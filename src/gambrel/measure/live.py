@@ -15,7 +15,7 @@ from gambrel.measure import engines
 from gambrel.measure.build import build, libraries, n_layers
 from gambrel.measure.kineto import MODULE
 from gambrel.measure.profile import profile
-from gambrel.types import GambrelError
+from gambrel.types import GambrelError, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def record(
     try:
         made.export_chrome_trace(path)
     except (OSError, RuntimeError) as error:
-        raise LiveError(f"cannot write the trace to {path}: {error}"[:300]) from None
+        raise LiveError(f"cannot write the trace to {path}: {one_line(error)}"[:300]) from None
     return built
 
 
@@ -167,8 +167,7 @@ def _told(label: str) -> Iterator[None]:
     except GambrelError:
         raise
     except Exception as error:
-        told = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise LiveError(f"{label} cannot run: {type(error).__name__}: {told}"[:300]) from None
+        raise LiveError(f"{label} cannot run: {one_line(error)}"[:300]) from None
 
 
 def _check(setup: Setup, keep: str, decode_steps: int) -> None:

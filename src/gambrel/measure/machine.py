@@ -144,8 +144,7 @@ def free_bytes(device: str = "cpu", limit: str = "/sys/fs/cgroup/memory.max") ->
 def use_huge_pages(tensor: Any) -> None:
     """Ask Linux for huge pages before a tensor in main memory is first written; elsewhere nothing happens.
 
-    With small pages a core that streams weights waits for the table of pages. PyTorch's own switch for this takes huge
-    pages for every small buffer too, each of which the kernel clears anew.
+    Weights stream faster from them (docs/measured). Tensors alone are asked for, not all memory of the process.
     """
     import ctypes
     import mmap

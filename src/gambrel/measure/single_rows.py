@@ -3,8 +3,7 @@
 The library's matrix-vector kernel reaches about half of the read ceiling on one thread (docs/measured). Three things
 bring compiled loops to it: what multiplies the rows is finished before the loop and not recomputed in each of them; two
 halves of the matrix are read side by side, so that it is loaded once for two rows; and it stays in the first cache. A
-single query's attention is such a product too: a call into the library finds its code evicted by the weights that just
-went by.
+single query's attention is such a product too.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Longest part of a row that is summed at once: 16 kB in fp32, a third of a first cache. Longer sums take a slower,
-#: cascading path in the compiler too.
+#: Longest part of a row that is summed at once: 16 kB in fp32, less than a first cache holds. Longer sums take a
+#: slower, cascading path in the compiler too.
 LONGEST = 4096
+#: And the shortest into which a row is divided.
+SHORTEST = 256
 
 
 def compiler(torch: Any) -> Callable[[Any, Any], Any]:
@@ -62,11 +63,12 @@ def row(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def _dots(weight: Any, flat: Any) -> Any:
     """Each row times the vector, summed in float32, in parts that the first cache holds."""
+    import torch
+
     rows, n = weight.shape
-    parts = next((d for d in range(1, n + 1) if n % d == 0 and n // d <= LONGEST), 1)
-    if parts == 1:
-        return (weight * flat).sum(-1).float()
-    return (weight.view(rows, parts, -1) * flat.view(parts, -1)).sum(-1).float().sum(-1)
+    few = range(-(-n // LONGEST), n // SHORTEST + 1)
+    parts = next((d for d in few if n % d == 0), 1)
+    return (weight.view(rows, parts, -1) * flat.view(parts, -1)).sum(-1, dtype=torch.float32).sum(-1)
 
 
 def query(q: Any, k: Any, v: Any, *_: Any, scale: float | None = None, **__: Any) -> Any:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 
-from gambrel.types import GambrelError
+from gambrel.types import GambrelError, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _touched(torch: Any, module: Any, batch: int, static: int | None) -> Any:
     except StateError:
         raise
     except Exception as error:  # whatever the model's own code raises
-        raise StateError(f"one token cannot run: {type(error).__name__}: {error}"[:300]) from None
+        raise StateError(f"one token cannot run: {one_line(error)}"[:300]) from None
     return cache
 
 

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import replace
 
-from gambrel.types import GambrelError
+from gambrel.types import GambrelError, one_line
 from gambrel.units import BINARY, binary
 from gambrel.values import frozen
 
@@ -482,6 +482,5 @@ def _refusal(error: Exception, names: set[str], told: str, repo: str, page: str)
 
 def _detail(error: BaseException) -> str:
     """An error in one line, without the token in a header and the password in an address that it quotes."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = re.sub(r"//[^/@\s]*@", "//", re.sub(r"Bearer[^'\"]*", "Bearer …", text))
-    return _plain(f"{type(error).__name__}: {text[:200]}")
+    text = re.sub(r"//[^/@\s]*@", "//", re.sub(r"Bearer[^'\"]*", "Bearer …", one_line(error)))
+    return _plain(text[:240])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import warnings
 
-from gambrel.types import Cost, GambrelError, Op
+from gambrel.types import Cost, GambrelError, Op, one_line
 from gambrel.values import frozen
 
 TYPE_CHECKING = False
@@ -109,7 +109,7 @@ def _build(config: Mapping[str, Any]) -> tuple[Any, Any]:
         settings = transformers.AutoConfig.for_model(model_type, **kept)
         return torch, _module(torch, transformers, settings)
     except Exception as error:  # whatever the model's own code raises for a config that it cannot be built from
-        raise TraceError(f"transformers cannot build this config: {type(error).__name__}: {error}"[:300]) from None
+        raise TraceError(f"transformers cannot build this config: {one_line(error)}"[:300]) from None
 
 
 def _module(torch: Any, transformers: Any, settings: Any) -> Any:
@@ -132,7 +132,7 @@ def _forward(torch: Any, module: Any, recorder: Any, batch: int, new: int, cache
             warnings.simplefilter("ignore")
             out = module(input_ids=ids, past_key_values=cache, use_cache=True)
     except Exception as error:  # data-dependent code cannot run without data
-        raise TraceError(f"the model's code cannot run without data: {type(error).__name__}: {error}"[:300]) from None
+        raise TraceError(f"the model's code cannot run without data: {one_line(error)}"[:300]) from None
     return getattr(out, "past_key_values", None)
 
 
