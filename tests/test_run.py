@@ -18,7 +18,7 @@ from gambrel.measure import clock, engines, machine, record, single_rows, state
 from gambrel.measure import run as running
 from gambrel.measure.build import BuildError, config_dtype, config_hash, n_layers, trim
 from gambrel.measure.verdict import CEILINGS, Evidence, judge
-from gambrel.types import Bound, GambrelError
+from gambrel.types import Bound, GambrelError, one_line
 
 BASE = {
     "hidden_size": 64,
@@ -407,6 +407,34 @@ def test_a_capture_that_fails_is_one_line(torch):
         Graph(Refuses()).prepare(step)
     assert "\n" not in str(caught.value)
     assert int(step.cache.layers[0].cumulative_length) == 7, "the state is as before"
+
+
+def test_a_pass_that_fails_inside_a_capture_is_told_as_a_capture(torch):
+    """The model's own error arrives wrapped, and the reason that matters is that it was captured."""
+    step = engines.Pass(torch, tiny(LLAMA).module, (1, 1, 8))
+    step.module = lambda **_: (_ for _ in ()).throw(RuntimeError("not permitted when capturing"))
+
+    class Direct:
+        def capture(self, before, call):
+            return before, call()
+
+    with pytest.raises(engines.EngineError, match=r"cannot be captured as a CUDA graph: .*not permitted") as caught:
+        engines.Graph(Direct()).prepare(step)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "ValueError: "),
+        ("plain", "ValueError: plain"),
+        ("\n  first\nsecond", "ValueError: first"),
+        ("validator 'x':\n    wrong size\nmore", "ValueError: validator 'x': wrong size"),
+        ("alone:", "ValueError: alone:"),
+    ],
+)
+def test_another_librarys_error_is_one_line(text, told):
+    assert one_line(ValueError(text)) == told
 
 
 def test_the_cuda_capturer_asks_in_the_right_order(torch):
